@@ -26,6 +26,8 @@ def fact(model: ModelShape, name: str) -> object:
         return "".join(KINDS[kind] for kind in model.kinds)
     if name == "feeds":
         return "".join(FEEDS[layer.feed_forward] for layer in model.layers)
+    if name == "sliding_window":
+        return max((layer.window for layer in model.layers if layer.window is not None), default=None)
     if name == "cached":
         return [cached_elements(layer) for layer in model.layers]
     part, _, field = name.partition(".")

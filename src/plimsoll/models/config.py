@@ -11,6 +11,7 @@ from plimsoll.models.shape import (
     CONTEXT_MAX,
     DEFAULTS,
     EXPERTS_MAX,
+    FAMILY_TABLE,
     HEADS_MAX,
     KNOWN,
     LAYERS_MAX,
@@ -206,27 +207,16 @@ def _shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-# What an encoder is, and under which key it may stand.
-_TOWERS = (
-    ("vision", ("vision_config", "visual", "vision_tower_config", "vit_config", "img_processor", "vision")),
-    ("audio", ("audio_config", "audio_encoder_config", "sound_config", "audio_processor", "encoder_config")),
-)
-# Every name that means "leave these modules alone".
-_IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules")
-# Methods that say their width by their name.
-_BITS = {
-    "fp8": 8, "fbgemm_fp8": 8, "ptpc_fp8": 8, "modelopt": None, "modelopt_fp4": 4, "mxfp4": 4, "gpt_oss_mxfp4": 4, "mxfp8": 8,
-    "experts_int8": 8,
-}  # fmt: skip
-_ALGORITHM = {"FP8": (8, None), "FP8_PER_CHANNEL_PER_TOKEN": (8, None), "FP8_PB_WO": (8, 128), "NVFP4": (4, 16)}
-_GROUP = {"mxfp4": 32, "gpt_oss_mxfp4": 32, "mxfp8": 32, "modelopt_fp4": 16}
+_SPELLINGS: Mapping[str, Sequence[str]] = FAMILY_TABLE["spellings"]
+_BITS = FAMILY_TABLE["bits"]
 
 
 def encoder_towers(parts: Sequence[Keys]) -> tuple[Tower, ...]:
     """The vision and audio encoders that the file describes, with the sizes it gives under usual names."""
     towers = []
-    for what, names in _TOWERS:
-        inner = next((inner for part in parts if (inner := part.part(*names)) is not None), None)
+    for what in ("vision", "audio"):
+        named = (part.part(*_SPELLINGS[f"{what}_tower"]) for part in parts)
+        inner = next((inner for inner in named if inner is not None), None)
         if inner is not None:
             towers.append(_tower(what, inner))
     if (layers := parts[0].size("vision_n_layers")) is not None:  # DeepSeek V4
@@ -239,16 +229,8 @@ def encoder_towers(parts: Sequence[Keys]) -> tuple[Tower, ...]:
 
 
 def _tower(what: str, keys: Keys) -> Tower:
-    return Tower(
-        what=what,
-        layers=keys.size("depth", "num_hidden_layers", "vt_num_hidden_layers", "encoder_layers", "layers", "num_layers"),
-        hidden_size=keys.size("embed_dim", "hidden_size", "vt_hidden_size", "d_model", "width", "dim"),
-        heads=keys.size(
-            "num_heads", "num_attention_heads", "vt_num_attention_heads", "encoder_attention_heads", "heads", "n_heads"
-        ),
-        intermediate_size=keys.size("intermediate_size", "vt_intermediate_size", "encoder_ffn_dim", "mlp_dim"),
-        patch_size=keys.size("patch_size"),
-    )
+    layers, hidden, heads, width = (keys.size(*_SPELLINGS[f"tower_{name}"]) for name in ("layers", "hidden", "heads", "width"))
+    return Tower(what, layers, hidden, heads, width, keys.size("patch_size"))
 
 
 def _quantization(parts: Sequence[Keys], notes: list[str]) -> Quantization | None:
@@ -267,7 +249,7 @@ def _quantization(parts: Sequence[Keys], notes: list[str]) -> Quantization | Non
             notes.append("quantization_config names no quant_method.")
     bits, group = _width(quant, method, algorithm, notes)
     block = quant.counts("weight_block_size", least=1) if quant.is_list("weight_block_size") else None
-    ignored = next((words for name in _IGNORED if quant.is_list(name) and (words := quant.words(name))), None)
+    ignored = next((words for name in _SPELLINGS["left_alone"] if quant.is_list(name) and (words := quant.words(name))), None)
     if (scheme := quant.part("kv_cache_scheme")) is not None:  # the cache type the checkpoint carries scales for
         cache_bits, kind = scheme.count("num_bits", most=64), scheme.word("type") or "float"
         cache = {(8, "float"): "fp8", (4, "float"): "nvfp4", (None, kind): None}.get((cache_bits, kind), f"{kind}{cache_bits}")
@@ -304,27 +286,13 @@ def _width(quant: Keys, method: str, algorithm: str | None, notes: list[str]) ->
         bits = bits or 4
     elif quant.flag("load_in_8bit"):
         bits = bits or 8
-    known_bits, known_group = _ALGORITHM.get((algorithm or "").upper(), (_BITS.get(method), _GROUP.get(method)))
+    known_bits, known_group = _BITS["algorithms"].get((algorithm or "").upper()) or _BITS["methods"].get(method, (None, None))
     bits = bits or known_bits
     if bits is None:
         notes.append(f"The quantisation method {method[:40]!a} does not say how many bits a weight has.")
     return bits, group or known_group
 
 
-_HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "model_dim")
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-# vLLM's order (get_total_num_kv_heads).
-_KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
-_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers")
-_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
-_CONTEXT = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
-    "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
-# Where a model of several parts keeps its language model.
-_TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config", "text_model", "decoder", "generator")
 _NESTING_MAX = 4
 # The stretch these apply is already in max_position_embeddings (vLLM's _get_and_verify_max_len).
 _ALREADY_STRETCHED = frozenset({"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
@@ -387,7 +355,7 @@ def _parts(top: Keys) -> list[Keys]:
     parts = [top]
     for _ in range(_NESTING_MAX):
         # A file may also name a text_config by a string, or hold an unrelated "decoder" list: only objects count.
-        inner = parts[-1].part(*_TEXT_PARTS)
+        inner = parts[-1].part(*_SPELLINGS["text_part"])
         if inner is None:
             break
         parts.append(inner)
@@ -396,14 +364,14 @@ def _parts(top: Keys) -> list[Keys]:
 
 def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder: bool) -> ModelShape:
     """The language model itself."""
-    hidden = text.need(*_HIDDEN)
+    hidden = text.need(*_SPELLINGS["hidden"])
     count = text.count("decoder_layers", "num_decoder_layers", most=LAYERS_MAX) if encoder_decoder else None
     if not count and family == "longcat_flash":  # every layer has two attention sublayers, each with a cache of its own
         count = 2 * text.need("num_layers", most=LAYERS_MAX // 2)
-    if not count and not text.has(*_LAYERS):  # Nemotron-H may state its layers only by listing them
+    if not count and not text.has(*_SPELLINGS["layers"]):  # Nemotron-H may state its layers only by listing them
         listed = len(pattern_of(text) or text.words("layers_block_type") or ())
         count = listed if listed <= LAYERS_MAX else None
-    count = count or text.need(*_LAYERS, most=LAYERS_MAX)
+    count = count or text.need(*_SPELLINGS["layers"], most=LAYERS_MAX)
     mla = _mla(text, family, notes)
     heads = _heads(text, family, hidden, mla)
     kinds = layer_kinds(text, heads, count, notes)
@@ -414,7 +382,7 @@ def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder
     gate = text.flag("attn_output_gate")
     # Layers that predict several tokens at once (MTP); vLLM loads them only for speculative decoding, and takes one for granted
     # in Qwen3.5.
-    mtp = text.count(*_MTP_LAYERS, least=0, most=LAYERS_MAX)
+    mtp = text.count(*_SPELLINGS["mtp_layers"], least=0, most=LAYERS_MAX)
     has_conv = LayerKind.SHORT_CONV in kinds
     return ModelShape(
         architectures=(),
@@ -432,7 +400,6 @@ def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder
         embedding_size=text.count("word_embed_proj_dim") or hidden,
         intermediate_size=dense_width(text, family),
         rope=rope,
-        sliding_window=max((a.window for a in marked if a.window is not None), default=None),
         chunk_size=text.count("attention_chunk_size", most=CONTEXT_MAX) if LayerKind.CHUNKED_LOCAL in kinds else None,
         attention_output_gate=family.startswith(("qwen3_next", "qwen3_5")) if gate is None else gate,
         per_layer_input_size=text.count("hidden_size_per_layer_input", least=0) or None,
@@ -477,7 +444,7 @@ def _heads(text: Keys, family: str, hidden: int, mla: Mla | None) -> Heads:
     window = sliding_window(text, family)
     if family in MAMBA_ONLY_FAMILIES:
         return Heads(family, 0, 0, 0, 0, None, None)
-    attention = text.need("decoder_attention_heads", *_HEADS, most=HEADS_MAX)
+    attention = text.need("decoder_attention_heads", *_SPELLINGS["heads"], most=HEADS_MAX)
     kv = _kv_heads(text, family, attention)
     if mla is not None:
         return Heads(family, attention, kv, mla.cached_dim, 0, window, mla)
@@ -505,7 +472,7 @@ def _kv_heads(text: Keys, family: str, attention: int) -> int:
         return kv
     if family == "minicpm3":
         return attention
-    kv = text.count_or_largest(*_KV_HEADS, most=HEADS_MAX)
+    kv = text.count_or_largest(*_SPELLINGS["kv_heads"], most=HEADS_MAX)
     if not kv and (blocks := text.children("block_configs")):  # Nemotron-NAS: those of the first attention block
         groups = (a.count("n_heads_in_group", most=HEADS_MAX) for b in blocks if (a := b.child("attention")) is not None)
         group = next((group for group in groups if group), None)
@@ -515,19 +482,16 @@ def _kv_heads(text: Keys, family: str, attention: int) -> int:
 
 def _moe(text: Keys, family: str) -> Moe | None:
     source = text.part("ffn_config") or text  # DBRX
-    experts = source.count_or_largest(*_EXPERTS, most=EXPERTS_MAX)
+    experts = source.count_or_largest(*_SPELLINGS["experts"], most=EXPERTS_MAX)
     if not experts:  # NemotronH-Puzzle prunes experts per block; vLLM makes room for the largest
         blocks = text.children("block_configs") or ()
         experts = max((block.count("n_routed_experts", least=0, most=EXPERTS_MAX) or 0 for block in blocks), default=0)
     if experts < 2:
         return None
-    names = ["moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size"]
-    width = source.count_or_largest(*names, "intermediate_size", "ffn_hidden_size") or None
-    shared = text.count_or_largest(
-        "n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts", most=EXPERTS_MAX
-    )
+    width = source.count_or_largest(*_SPELLINGS["expert_width"]) or None
+    shared = text.count_or_largest(*_SPELLINGS["shared_experts"], most=EXPERTS_MAX)
     each = text.count("moe_shared_expert_intermediate_size", least=0)
-    total = text.count("shared_expert_intermediate_size", "share_expert_dim", "shared_intermediate_size", least=0)
+    total = text.count(*_SPELLINGS["shared_width"], least=0)
     if family.startswith("llama4"):
         shared, total = 1, width
     if shared is None:
@@ -537,7 +501,7 @@ def _moe(text: Keys, family: str) -> Moe | None:
         total = shared * one
     return Moe(
         experts=experts,
-        experts_per_token=source.count_or_largest(*_PER_TOKEN, most=EXPERTS_MAX) or None,
+        experts_per_token=source.count_or_largest(*_SPELLINGS["experts_per_token"], most=EXPERTS_MAX) or None,
         intermediate_size=width,
         shared_experts=shared,
         shared_intermediate_size=total or None,
@@ -548,7 +512,7 @@ def _moe(text: Keys, family: str) -> Moe | None:
 
 def _context(text: Keys, family: str, notes: list[str]) -> tuple[int, int, RopeScaling | None]:
     """The longest context, the one taken by default, and the stretch behind them."""
-    stated = [n for name in _CONTEXT if (n := text.count(name, most=CONTEXT_MAX)) is not None]
+    stated = [n for name in _SPELLINGS["context"] if (n := text.count(name, most=CONTEXT_MAX)) is not None]
     longest = text.count("model_max_length", most=CONTEXT_MAX) or min(stated, default=None)
     if longest is None:
         longest = 2048
@@ -627,7 +591,7 @@ def _linear(text: Keys, hidden: int, kinds: Sequence[LayerKind]) -> LinearAttent
         heads, width = kimi.need("num_heads", most=HEADS_MAX), kimi.need("head_dim")
         return LinearAttention(heads, heads, width, width, kimi.need("short_conv_kernel_size"), dtype)
     if LayerKind.LINEAR in kinds:
-        heads = text.need(*_HEADS, most=HEADS_MAX)
+        heads = text.need(*_SPELLINGS["heads"], most=HEADS_MAX)
         width = text.count("head_dim", least=0) or max(1, hidden // heads)
         return LinearAttention(heads, heads, width, width, None, dtype)
     return None

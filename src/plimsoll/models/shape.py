@@ -212,7 +212,6 @@ class ModelShape:
     dtype: str | None = None
     intermediate_size: int | None = None
     rope: RopeScaling | None = None
-    sliding_window: int | None = None
     chunk_size: int | None = None
     attention_output_gate: bool = False
     per_layer_input_size: int | None = None
@@ -274,17 +273,7 @@ TEXT_MAX = 512
 T = TypeVar("T")
 FULL, SLIDING, NONE = LayerKind.FULL, LayerKind.SLIDING, LayerKind.NONE
 
-# The spellings of layer_types and layers_block_type; the linear ones depend on the family.
-_BY_NAME = {
-    **dict.fromkeys("full_attention attention global_attention indexed_attention deepseek_sparse_attention".split(), FULL),
-    "qwen_sparse_attention": FULL,
-    **dict.fromkeys(("sliding_attention", "sliding_window_attention", "local_attention"), SLIDING),
-    "chunked_attention": LayerKind.CHUNKED_LOCAL,
-    "hybrid": LayerKind.FULL_AND_MAMBA2,
-    "conv": LayerKind.SHORT_CONV,
-    "mlp": NONE,
-    "moe": NONE,
-}
+_BY_NAME = {name: LayerKind(kind) for name, kind in FAMILY_TABLE["layer_names"]["kinds"].items()}
 _MAMBA2_KEYS = ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
 
 

@@ -363,15 +363,14 @@ def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Rep
             yield from _shorter_context(ledger, shape)
             yield from _more_for_the_cache(ledger, replan)
             if not settings.kv_cache_dtype.startswith(("fp8", "int", "nvfp4")):
-                why = "half the bytes a token; check the answers"
-                yield replace(settings, kv_cache_dtype="fp8"), "--kv-cache-dtype", "fp8", why
+                yield _set(settings, "kv_cache_dtype", "fp8", "half the bytes a token; check the answers")
             yield from _more_gpus(settings, shape)
         case Code.STARTUP_NO_CACHE_BLOCKS:
             yield from _more_for_the_cache(ledger, replan)
             for sequences in _halves(settings.max_num_seqs):
-                change = replace(settings, max_num_seqs=sequences)
-                if replan(change)[0].fits:
-                    yield change, "--max-num-seqs", str(sequences), "a smaller batch is profiled, so less is set aside for it"
+                change = _set(settings, "max_num_seqs", sequences, "a smaller batch is profiled, so less is set aside for it")
+                if replan(change[0])[0].fits:
+                    yield change
                     break
             yield from _more_gpus(settings, shape)
         case Code.STARTUP_WEIGHTS_DO_NOT_FIT:
@@ -389,19 +388,14 @@ def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Rep
         case Code.OTHER_BAD_CONFIG if _is(finding, "beyond-the-model"):
             yield from _shorter_context(ledger, shape, of_the_model=True)
         case Code.OTHER_BAD_CONFIG if _is(finding, "item-beyond-the-batch"):
-            tokens = whole_item_tokens(shape)
-            change = replace(settings, max_num_batched_tokens=tokens)
-            yield change, "--max-num-batched-tokens", str(tokens), "one film of the default length"
+            yield _set(settings, "max_num_batched_tokens", whole_item_tokens(shape), "one film of the default length")
         case Code.OTHER_BAD_CONFIG if _is(finding, "too-few-loras-in-host"):
-            slots = settings.max_loras
-            yield replace(settings, max_cpu_loras=slots), "--max-cpu-loras", str(slots), "as many as the GPU holds"
+            yield _set(settings, "max_cpu_loras", settings.max_loras, "as many as the GPU holds")
         case Code.OTHER_UNSUPPORTED_GPU if shape.model_type not in NOT_IN_FLOAT16:
-            why = "16 bits that every card has; some models overflow in it"
-            yield replace(settings, dtype="float16"), "--dtype", "float16", why
+            yield _set(settings, "dtype", "float16", "16 bits that every card has; some models overflow in it")
         case Code.STARTUP_GRAPH_CAPTURE if _is(finding, "more-sequences-than-states"):
             if blocks > 0:
-                why = "as many sequences as the cache has states"
-                yield replace(settings, max_num_seqs=blocks), "--max-num-seqs", str(blocks), why
+                yield _set(settings, "max_num_seqs", blocks, "as many sequences as the cache has states")
             yield from _more_for_the_cache(ledger, replan)
         case Code.STARTUP_GRAPH_CAPTURE | Code.STARTUP_SAMPLER_WARMUP | Code.RUNTIME_LOGITS:
             if settings.has_fixed_cache:  # no utilisation leaves more beside it
@@ -410,10 +404,19 @@ def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Rep
             share = math.floor((ledger.free_bytes - needs) / ledger.card.total_bytes * 100) / 100
             yield from _lower_utilization(settings, share, "leaves the room beside the request that sampling and graphs need")
             for sequences in _halves(settings.max_num_seqs):
-                change = replace(settings, max_num_seqs=sequences)
-                yield change, "--max-num-seqs", str(sequences), "fewer rows of logits at once"
+                yield _set(settings, "max_num_seqs", sequences, "fewer rows of logits at once")
                 if sequences <= settings.max_num_seqs // 8:
                     break
+
+
+_FLAGS = {"utilization": "--gpu-memory-utilization", "tensor_parallel": "--tensor-parallel-size"}
+
+
+def _set(settings: Settings, name: str, value: str | float, why: str) -> Candidate:
+    """The settings with one of them changed, and the flag and the value that do it."""
+    changed: dict[str, Any] = {name: value}
+    shown = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return replace(settings, **changed), _FLAGS.get(name, f"--{name.replace('_', '-')}"), shown, why
 
 
 def _halves(sequences: int) -> Iterator[int]:
@@ -424,20 +427,19 @@ def _halves(sequences: int) -> Iterator[int]:
 
 def _lower_utilization(settings: Settings, share: float, why: str) -> Iterator[Candidate]:
     if 0 < share < settings.utilization:
-        yield replace(settings, utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
+        yield _set(settings, "utilization", share, why)
 
 
 def _shorter_context(ledger: Ledger, shape: ModelShape, *, of_the_model: bool = False) -> Iterator[Candidate]:
     """What fits, and the model's own longest where that is shorter or asked for, which then goes first."""
     fits, longest = ledger.kv_plan.largest_context_that_fits, shape.max_context
-    own = replace(ledger.settings, max_model_len=longest), "--max-model-len", str(longest), "what the model was made for"
+    own = _set(ledger.settings, "max_model_len", longest, "what the model was made for")
     if of_the_model and longest < ledger.settings.max_model_len:
         yield own
     if fits > 0:
         sure = ledger.context_at_low_end
         also = f" ({format_count(sure)} even at the low end of its band)" if sure is not None and sure < fits else ""
-        why = f"the longest context one request can have in this cache{also}"
-        yield replace(ledger.settings, max_model_len=fits), "--max-model-len", str(fits), why
+        yield _set(ledger.settings, "max_model_len", fits, f"the longest context one request can have in this cache{also}")
     if fits > longest < ledger.settings.max_model_len:
         yield own
 
@@ -448,11 +450,11 @@ def _more_for_the_cache(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
     if settings.kv_cache_memory_bytes is not None:
         return
     for hundredths in range(math.floor(settings.utilization * 100) + 1, int(HIGHEST_UTILIZATION * 100) + 1):
-        change = replace(settings, utilization=hundredths / 100)
-        after, _ = replan(change)
+        why = "a larger share of the card; it leaves less outside the request"
+        change = _set(settings, "utilization", hundredths / 100, why)
+        after, _ = replan(change[0])
         if after.fits and after.slack.value > 0:
-            why = "a larger share of the card; it leaves less outside the request"
-            yield change, "--gpu-memory-utilization", f"{hundredths / 100:.2f}", why
+            yield change
             return
 
 
@@ -460,15 +462,13 @@ def _more_gpus(settings: Settings, shape: ModelShape) -> Iterator[Candidate]:
     for factor in (2, 4, 8):
         wanted = settings.tensor_parallel * factor
         if shape.attention_heads % wanted == 0:
-            why = f"the weights are divided over {wanted} GPUs"
-            yield replace(settings, tensor_parallel=wanted), "--tensor-parallel-size", str(wanted), why
+            yield _set(settings, "tensor_parallel", wanted, f"the weights are divided over {wanted} GPUs")
 
 
 def _a_cache_that_fits(ledger: Ledger) -> Iterator[Candidate]:
     size = ledger.kv.value + ledger.slack.low - _graphs_not_set_aside(ledger) - ROOM_FOR_THE_REST
     if size > 0 and ledger.settings.num_gpu_blocks_override is None:
-        why = "what the card has beside everything else"
-        yield replace(ledger.settings, kv_cache_memory_bytes=size), "--kv-cache-memory-bytes", str(size), why
+        yield _set(ledger.settings, "kv_cache_memory_bytes", size, "what the card has beside everything else")
 
 
 def _graphs_not_set_aside(ledger: Ledger) -> int:

@@ -35,8 +35,8 @@ from plimsoll.plan.weights_tables import (
     scheme_of,
     sorted_rules,
 )
-from plimsoll.units import MIB, Estimate, allocated_bytes, ceil_div, round_up
-from plimsoll.vllm.versions import Behaviour, Coverage
+from plimsoll.units import MIB, Estimate, allocated_bytes, ceil_div, filled, round_up
+from plimsoll.vllm.versions import Behaviour, Coverage, table
 
 
 class Storage(Enum):
@@ -363,6 +363,7 @@ def rotary_bytes(shape: ModelShape, family: Family, item: int) -> int:
     return (rows * (wide or width) + plain * width) * item
 
 
+_BANDS = table("overhead", "plan")["weight_bands"]
 # Tensors between 1 and 10 MiB share segments of 20 MiB, whose ends are lost: up to 6 MiB in opt-125m's 239 MiB.
 ALLOCATOR_SLACK = 8 * MIB
 
@@ -375,32 +376,22 @@ def band_of(
     Each is the largest residual of its class in the published starts, said against measured, rounded up, without the strays
     named beside it; `python -m benchmarks.weights_accuracy` prints them all.
     """
-    if unclear:
-        return 0.5, 1.0, "quantised: the method does not say how many bits a weight has, so 4 to 16 are allowed for"
-    if not family.known:
-        return 0.15, 0.15, f"unknown family {shape.text_model_type[:40]!a}: planned like Llama"
-    if shape.towers and not towers_known:
-        return 0.05, 0.1, "multimodal: an encoder that is not described here"
     hybrid = any(layer.kind.keeps_state for layer in shape.layers)
-    width = None if scheme is None else scheme.width
-    if width == "nested":  # three models; +7.8 % (0.7, scales not expanded; an embedding model)
-        return 0.08, 0.03, "bitsandbytes: four bits and a scale per 64 weights"
-    if width == "mixed":
-        return 0.15, 0.25, "mixed precision: which layers have 4, 8 and 16 bits is taken from how such checkpoints are made"
-    if width == "8":  # twelve; -2.9 % (0.6.6), +5.2 % (0.5.5), else within 1.4 %
-        return 0.02, 0.02, "8-bit: parameters and scales from config.json"
-    if width and (hybrid or shape.moe is not None):
-        # Six; +2.4 % (kernel unknown), -9 % twice (checkpoint not stated), -35 % (0.11.0 keeps w13 twice), else within 0.9 %.
-        return 0.04, 0.08, "4-bit experts or hybrid: kernels pad differently, and checkpoints quantise different parts"
-    if width:  # six, within 0.8 %
-        return 0.02, 0.02, "4-bit dense: parameters and scales from config.json"
-    if hybrid:  # one; -2.2 % (LoRA slots not stated)
-        return 0.02, 0.03, "hybrid: parameters and tables from config.json"
-    if shape.towers:  # eleven, within 0.7 %
-        return 0.015, 0.015, "multimodal: parameters, encoder and tables from config.json"
-    # 23 dense; -1.6 % (ROCm), -2.7 % (opt-125m, 6 MiB), else within 0.7 %; four with experts, within 0.03 %.
-    what = "dense" if shape.moe is None else "experts"
-    return 0.01, 0.01, f"16-bit {what}: parameters and tables from config.json"
+    width = "" if scheme is None else scheme.width
+    classes = (
+        ("unclear", unclear),
+        ("unknown family", not family.known),
+        ("unknown encoder", shape.towers and not towers_known),
+        (width, width in ("nested", "mixed", "8")),
+        ("4, experts or hybrid", width and (hybrid or shape.moe is not None)),
+        ("4", width),
+        ("hybrid", hybrid),
+        ("multimodal", shape.towers),
+        ("experts", shape.moe is not None),
+        ("dense", True),
+    )
+    row = _BANDS[next(name for name, holds in classes if holds)]
+    return row["below"], row["above"], filled(row["why"], {"family": shape.text_model_type[:40]})
 
 
 def feed_forward_parts(layer: Layer, shape: ModelShape, family: Family, ranks: Ranks) -> list[RankTensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from math import prod
@@ -44,32 +44,24 @@ Cut = Enum("Cut", "VOCABULARY COLUMNS KEYS ROWS EXPERTS WHOLE SKIPPED UNKNOWN")
 EVERY_STAGE = -2  # encoders
 
 
+_NAMES: Mapping[str, str] = FAMILY_TABLE["tensor_names"]
+
+
+_OR_END = r"(?:\.|$)"
+
+
+def _named(what: str, end: str = r"\.") -> re.Pattern[str]:
+    """Names with one of these words between dots, or at their end where that is allowed."""
+    return re.compile(rf"(?:^|\.)(?:{_NAMES[what]}){end}")
+
+
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
-_TOWER = re.compile(
-    r"(?:^|\.)(?:visual|vision\w*|audio\w*|multi_modal_projector|mm_\w+|mlp1|embed_vision|embed_audio|patch_merger)\."
-)
 _SKIPPED = re.compile(r"(?:^|\.)mtp\.|rotary_emb\.inv_freq$|\.attn\.(?:masked_)?bias$|\.g_idx$|(?:^|\.)\w*position_ids$")
-_EMBEDDING = re.compile(
-    r"(?:^|\.)(?:embed_tokens|embed_tokens_per_layer|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$"
-)
-_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
+_TOWER, _EMBEDDING, _HEAD = _named("tower"), _named("embedding", r"\.weight$"), _named("head")
 _EXPERT = re.compile(r"(?:^|\.)experts\.")
 NUMBERED_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
-_KEYS = re.compile(r"(?:^|\.)(?:k_proj|v_proj)\.")
-_COLUMNS = re.compile(
-    r"(?:^|\.)(?:q_proj|qkv_proj|qkv|query_key_value|Wqkv|c_attn|q_b_proj|kv_b_proj|gate_proj|up_proj|gate_up_proj|w1|w3"
-    r"|fc1|c_fc|fc_in|dense_h_to_4h|linear_fc1|in_proj|in_proj_\w+|conv1d|A_log|D|dt_bias|q_norm_full|g_proj|b_proj|f_b_proj"
-    r"|g_b_proj|dt_proj|q_conv1d|k_conv1d|v_conv1d|output_gate|mixer\.norm|mamba\.norm|sinks)(?:\.|$)"
-)
-_ROWS = re.compile(
-    r"(?:^|\.)(?:o_proj|out_proj|down_proj|w2|fc2|c_proj|fc_out|dense_4h_to_h|linear_fc2|x_proj|proj"
-    r"|(?:self_attention|attention|self_attn)\.dense)\."
-)
-_WHOLE = re.compile(
-    r"norm|(?:^|\.)(?:gate|router|shared_expert_gate|q_a_proj|kv_a_proj_with_mqa|indexer|wq_b|wk|weights_proj|f_a_proj|g_a_proj"
-    r"|per_layer_\w+|embed_positions|wpe|layer_scalar|altup|laurel|ln_\w+|ln\d|bias|e_score_correction_bias|fc\d_latent_proj"
-    r"|correction_coefs|prediction_coefs|modality_router|merging_layer|linear_\d|image_newline)(?:\.|$)|layer_?norm"
-)
+_KEYS, _COLUMNS, _ROWS = _named("keys"), _named("columns", _OR_END), _named("rows")
+_WHOLE = re.compile(rf"norm|{_named('whole', _OR_END).pattern}|layer_?norm")
 
 
 def place_of(name: str, shape: ModelShape) -> tuple[int | None, Cut]:

@@ -296,7 +296,6 @@ MOST_VALUES = 64  # of one axis
 _MATRIX_LIMITS = {"context": MOST_TOKENS, "concurrency": MOST_REQUESTS}
 _MATRIX_EXAMPLE = "context=8k,32k,128k concurrency=8..256"
 Replan = Callable[[Settings], Ledger]
-Progress = Callable[[int, int], None]  # plans done, plans in all
 
 
 class MatrixSpec(NamedTuple):
@@ -348,20 +347,11 @@ class Matrix(NamedTuple):
     """For each context the most requests that fit; None: it does not start, or the model keeps no cache."""
 
 
-def plan_matrix(
-    spec: MatrixSpec, settings: Settings, replan: Replan, *, longest: int | None = None, progress: Progress | None = None
-) -> Matrix:
+def plan_matrix(spec: MatrixSpec, settings: Settings, replan: Replan, *, longest: int | None = None) -> Matrix:
     """Plan every cell; `longest` is the model's own limit, beyond which vLLM refuses --max-model-len."""
-    columns, at_once = [], []
-    for done, context in enumerate(spec.contexts):
-        if progress is not None:
-            progress(done, len(spec.contexts))
-        cells, most = _column(context, spec.concurrencies, settings, replan, longest)
-        columns.append(cells)
-        at_once.append(most)
-    if progress is not None:
-        progress(len(spec.contexts), len(spec.contexts))
-    return Matrix(spec, tuple(zip(*columns, strict=True)), tuple(at_once))
+    columns = [_column(context, spec.concurrencies, settings, replan, longest) for context in spec.contexts]
+    rows = zip(*(cells for cells, _ in columns), strict=True)
+    return Matrix(spec, tuple(rows), tuple(most for _, most in columns))
 
 
 def _column(
