@@ -86,14 +86,14 @@ def format_gib(size: int) -> str:
     return f"{size / MIB:.1f} MiB" if abs(size) >= MIB // 10 else f"{size:,} B"
 
 
-class _Sizes(Formatter):
+class _SizeFormatter(Formatter):
     def format_field(self, value: Any, spec: str) -> str:
         return format_gib(value) if spec == "gib" else str(super().format_field(value, spec))
 
 
 def filled(text: str, values: Mapping[str, Any]) -> str:
     """A text with these values in it; `{name:gib}` stands for a size."""
-    return _Sizes().vformat(text, (), values)
+    return _SizeFormatter().vformat(text, (), values)
 
 
 def format_count(count: int) -> str:
