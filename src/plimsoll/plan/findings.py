@@ -29,7 +29,9 @@ _MADE_BEFORE = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
 NOT_IN_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 
 
-def _finding(name: str, evidence: tuple[Evidence, ...] = (), *, sure: bool = True, code: str = "", **values: Any) -> Finding:
+def _finding(
+    name: str, evidence: tuple[Evidence, ...] = (), *, sure: bool = True, confidence: float = 0, code: str = "", **values: Any
+) -> Finding:
     """The finding of that name, its texts with these values: critical where it is sure, else a warning."""
     row = _TEXTS["findings"][name]
     if flag := row.get("flag"):
@@ -38,7 +40,8 @@ def _finding(name: str, evidence: tuple[Evidence, ...] = (), *, sure: bool = Tru
     if not sure:
         title = row.get("may", title)
     severity = Severity.CRITICAL if sure else Severity.WARNING
-    return Finding(Code(code or row["code"]), severity, row["sure" if sure else "unsure"], title, because, evidence)
+    confidence = confidence or row["sure" if sure else "unsure"]
+    return Finding(Code(code or row["code"]), severity, confidence, title, because, evidence)
 
 
 def _is(finding: Finding, name: str) -> bool:
@@ -132,7 +135,8 @@ def _weights_and_cache(ledger: Ledger) -> Iterator[Finding]:
     if weights.value > free:
         return  # what is left for the cache is not asked any more
     activation, refusal = ledger.activation, ledger.kv_plan.refusal
-    finding = None
+    # How sure it is hangs on the whole band, not on the value.
+    how: dict[str, Any] = {"sure": not ledger.fits_at_high_end, "confidence": 0.95 if kv.high <= 0 else 0.7}
     if kv.value <= 0:
         if weights.value + ledger.non_torch.value + activation.value > free:
             # The weights fit the card, but not beside the batch that vLLM tries before it counts what is left.
@@ -140,17 +144,14 @@ def _weights_and_cache(ledger: Ledger) -> Iterator[Finding]:
             sizes: dict[str, Any] = {"weights": weights.value, "activation": activation.value, "free": free}
             yield _finding("trial-run", sure=sure, tokens=tokens, **sizes)
         largest, term = max(("weights", weights), ("activations", activation), key=lambda term: term[1].value)
-        finding = _finding("no-cache", requested=requested.value, largest=largest, size=term.value, missing=-kv.value)
+        yield _finding("no-cache", **how, requested=requested.value, largest=largest, size=term.value, missing=-kv.value)
     elif refusal is not None:
         is_nothing = refusal.why is WhyRefused.NOTHING_FITS
-        finding = _finding(
-            "too-long", what="not one token fits" if is_nothing else "one request of full length does not fit",
+        yield _finding(
+            "too-long", **how, what="not one token fits" if is_nothing else "one request of full length does not fit",
             length=ledger.kv_plan.max_model_len, needed=refusal.needed_bytes, available=refusal.available_bytes,
             fits=ledger.kv_plan.largest_context_that_fits,
         )  # fmt: skip
-    if finding is not None:  # how sure it is hangs on the whole band, not on the value
-        severity = Severity.WARNING if ledger.fits_at_high_end else Severity.CRITICAL
-        yield finding._replace(severity=severity, confidence=0.95 if kv.high <= 0 else 0.7)
 
 
 def _fixed_cache(ledger: Ledger, shape: ModelShape) -> Iterator[Finding]:
