@@ -198,8 +198,9 @@ class Host:
 
     @property
     def is_fine_since(self) -> float:
-        """Since when nothing hinders it: its way to the engines, its disk, its own life."""
-        is_hindered = self.guard is None or self.life.is_frozen or self.disk.is_full or self.disk.slow_s > 0
+        """Since when nothing hinders it: its way to the engines, its disk, its own life. A slow disk takes everybody's time."""
+        is_hindered = self.guard is None or self.life.is_frozen or self.disk.is_full
+        is_hindered = is_hindered or any(host.disk.slow_s > 0 for host in self._world.hosts)
         if is_hindered or any(link != Link() for (name, _), link in self._world.network.links.items() if name == self.name):
             self._hindered_at = self._world.loop.now
         return max(self.since, self._hindered_at)

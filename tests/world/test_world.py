@@ -78,6 +78,7 @@ ONCE_WRONG = {
     36932: "a hang behind a page that lied until a moment before",
     34451: "an engine stayed paused to the end, and nobody was told",
     1002896: "an engine was started that its operator had stopped, as its supervisor said a moment later",
+    1005411: "a hang was told late by a guard whose time another one's slow disk took",
     1000622: "a new process was out of rotation, since its API was too slow to answer guard",
     39426: "an engine was taken out that HAProxy's own check found down and that had been silent for a minute",
 }

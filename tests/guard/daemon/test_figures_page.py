@@ -1,4 +1,4 @@
-"""The selective reader of pages: equal to the parsers that read everything, whatever the page, and much faster."""
+"""The selective reader of pages: equal to the parsers that read everything. How fast it is: benchmarks/guard_scale.py."""
 
 from __future__ import annotations
 
@@ -304,19 +304,3 @@ def test_bombs_are_bounded() -> None:
     many = b",".join(b'l%d="x"' % number for number in range(2_000))
     assert read_figures(b"vllm:num_requests_running{" + many + b"} 7\nvllm:num_requests_waiting 2\n").figures == {"waiting": 2}
     assert time.perf_counter() - began < 10
-
-
-@pytest.mark.parametrize("count", [1, 8])
-def test_ten_times_as_fast_as_prometheus_client(count: int) -> None:
-    """On the captured page and on one of eight ranks, at least ten times as fast as the parser that reads everything."""
-    page, labels = ranks(CAPTURED, count), LabelSets()
-    theirs = min(_seconds(lambda: [list(family.samples) for family in text_format(page.decode())]) for _ in range(3))
-    ours = min(_seconds(lambda: in_pieces(page, [65_536] * 8, labels)) for _ in range(20))
-    assert ours * 10 < theirs
-
-
-def _seconds(action: object) -> float:
-    began = time.perf_counter()
-    assert callable(action)
-    action()
-    return time.perf_counter() - began

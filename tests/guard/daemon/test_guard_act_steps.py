@@ -297,7 +297,8 @@ def test_a_stop_that_becomes_known_in_the_last_moment_is_heeded() -> None:
             self.asked += 1
             return None if self.asked == 1 else await super().is_running()
 
-    world, book, _ = acted(DEAD, "stop", is_stopped_by_hand, parts=lambda world: parts_of(world)._replace(restarter=Slow(world)))
+    parts = lambda world: parts_of(world)._replace(restarter=Slow(world))  # noqa: E731
+    world, book, _ = acted(DEAD, "stop", is_stopped_by_hand, parts=parts)
     assert result(world) == UNDONE
     assert STOPPED in says(world)
     assert [one for one in unsafe(world, book) if "sent to an engine" not in one] == []
