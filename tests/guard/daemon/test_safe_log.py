@@ -61,6 +61,14 @@ SHAPES: dict[str, str] = {
     "kubectl's prefix": f"[pod/llm-0/vllm] {SAID}",
     "syslog's prefix": f"Nov 15 09:00:00 host app[7]: {SAID}",
     "a line that ends in a death": f"{SAID}\nSegmentation fault (core dumped) while answering {SAID!r}",
+    "a line that begins with a share": f"50% of it: {SAID}\n100%| {SAID}\nLoading {SAID}: 50% done",
+    "lines that begin as the shell's": f"Killed by {SAID}\nAborted, {SAID}\nBus error {SAID}\n{SAID} core dumped",
+    "lines that begin as a library's": f"terminate called {SAID}\nCUDA Error: {SAID}\nFatal Python error: {SAID}\nNVRM: {SAID}",
+    "lines that begin as the server's": f"INFO:     Started {SAID}\nvllm: error: {SAID}\nThread 0xabc {SAID}\n█ {SAID}",
+    "a traceback that a user pasted": 'Traceback (most recent call last):\n  File "/home/u/Zwiebel.py", line 3, in heimlich\n'
+    "    trinkt(Absinth)\nValueError: x",
+    "an exception that begins as a known one": f"OSError: Timed out for {SAID}\nA.Error: out of memory of {SAID}",
+    "a quotation in a safe file": CORE.format("core.py") + f"got {SAID!r}",
     "HTML": f"<p>{SAID}</p>\n<script>{SAID}</script>",
     "a base64 picture with a caption": API.format("serving_chat.py") + f"data:image/png;base64,AAAA caption={SAID}",
 }  # fmt: skip
@@ -93,6 +101,11 @@ def test_no_users_text_reaches_the_evidence(tmp_path: Path, name: str) -> None:
         'INFO:     10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error',
         "host-1:7:99 [0] NCCL WARN Cuda failure 700 'an-illegal-access'",
         "Segmentation fault (core dumped)",
+        "Killed",
+        "start.sh: line 3:    17 Segmentation fault      (core dumped) vllm serve m",
+        "TimeoutError: [Errno 110] Connection timed out",
+        "Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:00<00:02,  1.45it/s]",
+        "INFO:     Waiting for connections to close. (CTRL+C to force quit)",
         "[123.4] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
     ],
 )

@@ -1,29 +1,31 @@
 """Shows of an engine's log only what is known to be no user's text: the fields of vLLM's own records, and known messages.
 
 A record's process, level, time and place in the source are always shown; its message where that file logs nothing that a user
-wrote; an exception's kind always, its message where it begins as one that is known here. Frames of a traceback are shown, and
-lines of the system, the driver and the collectives that are known. Everything else is hidden: a line says how much of it.
+wrote; an exception's kind always, its message where it is known. Frames of packages and of Python are shown, and lines of the
+system, the driver and the collectives that are known. Everything else is hidden: a line says how much of it. What is known
+stands in safe_log.yaml.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 
+from plimsoll.doctor.words import words
 from plimsoll.guard.adapters.own_process import NEW_LIFE
 from plimsoll.redaction import HIDDEN
 
-SAFE_FILES = frozenset(
-    "__init__ abstract api_server api_utils arg_utils argparse_utils async_llm auto_awq backends base base_loader"
-    " block_pool cache compilation config contain core core_client cpu cpu_model_runner cpu_worker cuda cudagraph_utils"
-    " cumem cutedsl_warmup decorators default_loader door_vllm entry fa_utils factories faults flash_attn fp8 fused_moe gate"
-    " gate_control gpu_model_runner gpu_worker jit_monitor kernel kv_cache kv_cache_utils launcher llm_engine loader loggers"
-    " model model_runner monitor multiproc_executor mxfp4 ompmultiprocessing parallel_state punica_selector"
-    " ray_distributed_executor ray_utils registry repo_utils sampler scheduler shm_broadcast sleep_mode_backend system_utils"
-    " tick topk_topp_sampler torch_utils unquantized utils vllm weight_utils worker_base".split()
-)
-"""Files of vLLM, and of plimsoll inside it, that log sizes, settings and states, and nothing of a request but its id."""
+_KNOWN = words("safe_log", "guard/daemon")
+SAFE_FILES = frozenset(_KNOWN["files"].split())
+
+
+def _any_of(patterns: str | Iterable[str]) -> str:
+    """One pattern for all of these; a text is a list of words."""
+    return f"(?:{'|'.join(patterns.split() if isinstance(patterns, str) else patterns)})"
+
 
 _RECORD = re.compile(
     r"(?P<head>(?:\([A-Za-z][^()\n]{0,80}pid=\d{1,10}[^()\n]{0,60}\) ?)?"
@@ -36,46 +38,32 @@ _WRAPPING = re.compile(
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,64} [^\s:]{1,80}: ?|[A-Za-z0-9][\w.\-]{0,80} {0,40}\| ?){1,4}"
 )
 _PROCESS = re.compile(r"\([A-Za-z][^()\n]{0,80}pid=\d{1,10}[^()\n]{0,60}\) ?|\[rank\d{1,4}\]: ?")
-_FRAME = re.compile(r'\s*File "[^"\n]{1,400}", line \d{1,7}(?:, in [\w.<>]{1,120})?\s*')
-_CARET = re.compile(r"\s*[\^~]+\s*")
-_STRUCTURE = re.compile(
-    r"\s*(?:Traceback \(most recent call last\):|(?:Current )?[Tt]hread 0x[0-9a-f]+[^\n]{0,80}"
-    r"|Stack \(most recent call first\):"
-    r"|During handling of the above exception, another exception occurred:"
-    r"|The above exception was the direct cause of the following exception:|)\s*"
+_FRAME = re.compile(
+    rf'\s*File "(?:<[\w. ]{{1,60}}>|(?:[^"\n]{{0,300}}/)?{_any_of(_KNOWN["packages"])}/[^"\n]{{1,300}})", line \d{{1,7}}'
+    r"(?:, in [\w.<>]{1,120})?\s*"
 )
+_CARET = re.compile(r"\s*[\^~]+\s*")
+_STRUCTURE = re.compile(rf"\s*{_any_of(_KNOWN['structure'])}\s*")
 _EXCEPTION = re.compile(
     r"\s*(?P<kind>(?:[A-Za-z_]\w*\.){0,8}(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Dead|NotFound|Warning))"
     r"(?:: (?P<text>.*))?\s*",
     re.DOTALL,
 )
-_KNOWN_MESSAGES = re.compile(
-    r"(?:CUDA out of memory|HIP out of memory|Tried to allocate|CUDA [eE]rror: |HIP error: |NCCL [eE]rror|cuBLAS|CUDNN|cuDNN"
-    r"|out of memory|[Cc]annot allocate memory|[Uu]nable to allocate|DefaultCPUAllocator|not enough memory"
-    r"|No available memory for the cache blocks|To serve at least one request|The model's max seq len|Free memory on device"
-    r"|Error in memory profiling|Initial free memory|Engine core initialization failed|EngineCore encountered an issue"
-    r"|EngineCore\b|Engine process|Engine loop|Worker failed with error 'CUDA|Worker proc|WorkerProc|Executor failed"
-    r"|RPC call to|Failed core proc|\[Errno \d{1,4}\]|[Nn]o such file|[Pp]ermission denied|[Aa]ddress already in use"
-    r"|[Nn]o space left|[Cc]onnection (?:refused|reset|aborted)|[Tt]imed out|Bfloat16 is only supported|device-side assert"
-    r"|No module named|NVML_SUCCESS|Call to \w{1,40} method failed: CUDA|an illegal memory access|No CUDA GPUs"
-    r"|Found no NVIDIA driver|cancelled)"
+_MESSAGES = re.compile(_any_of(_KNOWN["messages"]))
+_ERRORS = [re.escape(os.strerror(number)) for number in errno.errorcode]
+_SHORT_MESSAGE = re.compile(
+    rf"(?:\[Errno \d{{1,4}}\] ?)?{_any_of([*_ERRORS, *_KNOWN['short_messages']])}"
+    rf"(?:[ :,;.()]+{_any_of(_KNOWN['short_words'])})*[ :,;.()]*"
 )
-_SYSTEM = re.compile(
-    r"Segmentation fault|Bus error|Aborted|Killed|Terminated|Illegal instruction|Floating point exception|terminate called"
-    r"|\*\*\* Signal|!!!!!!! |Fatal Python error: [\w ]{1,60}$|Extension modules: |resource_tracker: |.{0,40}core dumped\)?$"
-    r"|\S{1,80}:\d+:\d+ \[\d+\] NCCL |NCCL version |(?:kernel: )?(?:\[ *\d+\.\d+\] )?(?:NVRM: |Out of memory: Killed process "
-    r"|oom-kill:|Memory cgroup out of memory|[\w-]{1,40}\[\d+\]: segfault at )"
-    r"|CUDA Error: |INFO: {5}(?:Started|Waiting|Application|Uvicorn|Shutting|Finished|Stopping)"
-    r"|(?:vllm|usage|vllm serve): (?:error: )?(?:unrecognized arguments|argument |the following|invalid|error|vllm )"
-    r"|\[plimsoll left out about [0-9,]+ bytes here\]|plimsoll: "
-)
-_BANNER = re.compile(r"[^\w\n]{0,80}(?:[█▀▄▌▐]|version \S{1,40}$|model   \S{1,200}$)")
+_SYSTEM = re.compile(_any_of(_KNOWN["system"]).replace("DEATH", f"(?:{_KNOWN['death']})"))
+_BANNER = re.compile(r"[^\w\n]{0,80}[█▀▄▌▐][^\w\n]{0,80}(?:(?:version|model {3}) ?\S{1,200})?\s*$")
 _PROGRESS = re.compile(
-    r"\s*(?:(?:Loading|Capturing|Compiling|Downloading|Fetching|Processed|Rendering)[\w ().,=/-]{0,80}:)?\s*\d{1,3}%(?:\||\s)"
+    r"(?:\s*(?:(?:Loading|Capturing|Compiling|Downloading|Fetching|Processed|Rendering)[\w ().,=/-]{0,80}:)?\s*\d{1,3}%"
+    r"(?:\|[^|A-Za-z\n]{0,200}\|| Completed \|)[\d.?kMGTB/ ]{1,40}\[[\d:?<, .]{1,40}[\w/?.]{0,20}\]\s*)+"
 )
 _ACCESS = re.compile(r'(INFO: {5}\S{1,80} - "[A-Z]{3,8} /[^\s?"]{0,200})(\?[^\s"]*)?( HTTP/[\d.]{1,3}" \d{3}[ \w]{0,40})\s*')
 _QUOTED = re.compile(r"'(?:[^'\\\n]|\\.){0,4000}'|\"(?:[^\"\\\n]|\\.){0,4000}\"|`[^`\n]{0,4000}`")
-_SETTINGS = ("api_utils", "arg_utils", "utils", "api_server", "vllm", "core", "config", "model")  # the operator's own words
+_SETTINGS = re.compile(r"(?:non-default )?args: |Initializing an? ")  # the operator's own words
 _MARK = NEW_LIFE.decode().strip()
 _INTRODUCES = ("api_server", "api_utils", "utils")  # which print vLLM's name and release when a process begins
 _INTRODUCTION = re.compile(r"[█▀▄] {1,4}version |vLLM (?:API )?server version ")
@@ -126,7 +114,7 @@ def _shown(text: str, file: str, begun: str, *, is_frame: bool, is_after: bool) 
         return _plain(text), False  # the line of source that the frame names
     if (found := _EXCEPTION.fullmatch(text)) is not None:
         message = found["text"]
-        is_known = message is None or _KNOWN_MESSAGES.match(message) is not None
+        is_known = message is None or bool(_MESSAGES.match(message) or _SHORT_MESSAGE.fullmatch(message))
         return f"{found['kind']}" + ("" if message is None else f": {_plain(message) if is_known else HIDDEN}"), True
     if is_after:
         return None, True
@@ -134,13 +122,16 @@ def _shown(text: str, file: str, begun: str, *, is_frame: bool, is_after: bool) 
         what = text.partition(":")[0] if text.startswith("Dumping ") else ""
         return (f"{what}: {begun or HIDDEN}" if "output" in what else f"{what}: {HIDDEN}") if what else None, False
     if file in SAFE_FILES:
-        return (text if file in _SETTINGS else _plain(text)), False
+        return (text if _SETTINGS.match(text) else _plain(text)), False
     if file:
         return None, False
     if (access := _ACCESS.fullmatch(text)) is not None:
         return f"{access[1]}{'?' + HIDDEN if access[2] else ''}{access[3]}", False
-    if _SYSTEM.match(text) or _BANNER.match(text) or _PROGRESS.match(text):
+    if _SYSTEM.match(text) or _BANNER.match(text):
         return _plain(text), False
+    if (bar := _PROGRESS.match(text)) is not None:
+        rest = next(safe_lines([text[bar.end() :]], begun), "").rstrip("\n") if bar.end() < len(text) else ""
+        return bar[0] + rest, False
     return None, False
 
 
