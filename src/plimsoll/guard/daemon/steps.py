@@ -433,8 +433,14 @@ class ActionSteps:
         why = await self._why_not_ours()
         if why and self._is_first(run):
             return failed(why, untouched=True)
-        is_down = await self._is_down()
-        if not is_down:
+        if self.adapters.memory is not None:  # before the last look: a driver may take its time
+            await self.adapters.memory.note()
+        if await self._is_down():
+            if who := await self._stopped_by_hand(run):
+                return failed(who, untouched=True)
+            if self.lock.is_lost:
+                return done("already down", was_running=False)
+        else:
             if run.is_taken_over and Step.DRAIN in run.steps:
                 # One that served, runs and does not answer was started anew, or is ending: either shows soon.
                 look = await self._observer.look(run.engine)
@@ -448,12 +454,6 @@ class ActionSteps:
                 # What was broken before goes back to where it was, even if it is ending by now: then it is found dead.
                 is_sure = (Step.DRAIN not in run.steps or not run.is_taken_over) and not self._has_sent_stop
                 return failed(why, untouched=is_sure or await self._serves(run))
-        if who := await self._stopped_by_hand(run):  # asked last: it may have gone down meanwhile
-            return failed(who, untouched=True)
-        if is_down and self.lock.is_lost:
-            return done("already down", was_running=False)
-        if self.adapters.memory is not None:
-            await self.adapters.memory.note()
         self._has_sent_stop = True
         # A hung engine has nothing to finish: vLLM's API server waits for its core as long as it is allowed to.
         within_s = self._policy.stop_within_s
@@ -518,23 +518,23 @@ class ActionSteps:
                 return outcome.message
         if self.adapters.suffering is not None and (who := self.adapters.suffering()):
             return who
-        return "" if await self._is_down() else await self._why_not_idle(run)
+        return await self._stopped_by_hand(run) if await self._is_down() else await self._why_not_idle(run)
 
     async def _why_serves(self, run: ActionRun) -> str:
-        """Why a broken engine may serve somebody now; "" where it is down, or broken by a witness's word and at this very look.
+        """Why a broken engine is left alone; "" where it is down, or broken by a witness's word and at this very look.
 
         If an earlier guard stopped it a moment ago, it is given the time to end.
         """
         end_s = now_s() + (self._policy.stop_within_s if run.is_taken_over else 0.0)
         while True:
+            if await self._is_down():  # it may have gone down since it was first asked
+                return await self._stopped_by_hand(run)
+            # The present is judged, not the time that a condition takes to clear; and last, since a supervisor may be slow.
             look = await self._observer.look(run.engine)
             conditions = self._observer.conditions(run.engine)
-            # The present is judged, not the time that a condition takes to clear.
             active = {kind for kind in BROKEN_KINDS & conditions.keys() if is_active(conditions[kind])}
             if is_ready(look):
                 active.discard("dead")
-            if await self._is_down():
-                return ""
             unproved = self._observer.unproved(run.engine, is_asked=run.kind == ASKED)
             if look is not None and active and not unproved:
                 return ""
