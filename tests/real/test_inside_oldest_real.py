@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.engine.install import NO_NETWORK, PIP_DETOURS
 from plimsoll.assets.inside_wheel import make_wheel, write_wheel
-from tests.real.test_readme_real import NO_NETWORK, PIP_DETOURS
 
 # The oldest that its metadata allows (fastapi[standard]>=0.115.0, pydantic>=2.9, prometheus_client>=0.18.0, typing_extensions),
 # and for what it leaves open the newest of the day of that release, 2025-03-18.
