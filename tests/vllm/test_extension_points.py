@@ -36,7 +36,7 @@ FILE = "v1/engine/async_llm.py"
 
 
 def _need(*ways: Way, **more: object) -> Need:
-    return Need("calls", "for calls", "no calls", ways, {InsidePart.GATE: Weight.HELPS}, **more)  # type: ignore[arg-type]
+    return Need("calls", "for calls", "no calls", {InsidePart.GATE: Weight.HELPS}, ways, **more)  # type: ignore[arg-type]
 
 
 def _ask(need: Need, text: str | None = None) -> NeedAnswer:
@@ -44,7 +44,7 @@ def _ask(need: Need, text: str | None = None) -> NeedAnswer:
     return answer
 
 
-CALL = _need(Way("as it is", (Symbols((FILE,), "AsyncLLM", methods=(("collective_rpc", ("method", "args")),)),)))
+CALL = _need(Way((Symbols((FILE,), "AsyncLLM", methods={"collective_rpc": ("method", "args")}),), "as it is"))
 
 
 def test_a_signature_that_fits_is_found() -> None:
@@ -73,10 +73,10 @@ def test_what_does_not_fit_says_how(text: str, state: NeedState, note: str) -> N
 def test_the_first_way_that_fits_is_taken() -> None:
     """The answer says which; a missing file is absent; a method that is stood in for must begin alike."""
     assert _ask(CALL) == NeedAnswer("calls", NeedState.ABSENT, FILE, "there is no such file")
-    need = _need(Way("new", (Symbols((FILE,), attributes=("new",)),)), Way("old", (Symbols((FILE,), attributes=("old",)),)))
+    need = _need(*(Way((Symbols((FILE,), attributes=(name,)),), name) for name in ("new", "old")))
     assert _ask(need, "self.old = 1\n").note == "old"
     assert _ask(need, "self.old = self.new = 1\n").note == "new"
-    need = _need(Way("", (Symbols((FILE,), "A", begins=(("add", ("self", "request", "prompt")),)),)))
+    need = _need(Way((Symbols((FILE,), "A", begins={"add": ("self", "request", "prompt")}),)))
     assert _ask(need, "class A:\n    def add(self, request, prompt, more): ...\n").state is NeedState.FOUND
     assert _ask(need, "class A:\n    def add(self, prompt, request): ...\n").state is NeedState.DIFFERENT
 
@@ -84,7 +84,7 @@ def test_the_first_way_that_fits_is_taken() -> None:
 def test_what_a_release_has_no_use_for_is_not_needed() -> None:
     """A release without background responses loses nothing by not listing them."""
     need = _need(
-        Way("", (Symbols((FILE,), attributes=("background_tasks",)),)),
+        Way((Symbols((FILE,), attributes=("background_tasks",)),)),
         unneeded_without=Symbols((FILE,), words=("background",)),
         unneeded_because="it has none",
     )
@@ -127,7 +127,7 @@ def test_each_need_can_be_missed(need: Need) -> None:
 
 def test_a_part_is_as_good_as_what_it_misses() -> None:
     """A must makes it no, a help partly, a detail nothing but a remark."""
-    needs = [_need()._replace(name=weight.value, lost=weight.value, weights={InsidePart.SHED: weight}) for weight in Weight]
+    needs = [Need(weight.value, "for shedding", weight.value, {InsidePart.SHED: weight}) for weight in Weight]
     for weight, works in zip(Weight, ("no", "partly", "yes"), strict=True):
         answers = [NeedAnswer(w.value, NeedState.ABSENT if w is weight else NeedState.FOUND) for w in Weight]
         shed = next(v for v in verdicts(answers, needs) if v.part is InsidePart.SHED)

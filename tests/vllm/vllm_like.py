@@ -46,8 +46,9 @@ def _text(looks: list[Symbols]) -> str:
         lines += [f"class {owner}:", "    pass"] if owner else []
         for look in wanted:
             lines += [
-                f"{indent}def {name}(self, {', '.join(a for a in args if a != 'self')}): ..." for name, args in look.methods
+                f"{indent}def {name}(self, {', '.join(a for a in args if a != 'self')}): ..."
+                for name, args in look.methods.items()
             ]
-            lines += [f"{indent}async def {name}({', '.join(args)}): ..." for name, args in look.begins]
+            lines += [f"{indent}async def {name}({', '.join(args)}): ..." for name, args in look.begins.items()]
             lines += [f"{indent}{name}: int = 0" if owner else f"self.{name} = 0" for name in look.attributes]
     return "\n".join([*lines, ""])

@@ -620,7 +620,7 @@ def row_problem(row: FlagRow, value: str) -> str | None:
 def out_of_range(name: str, value: str, release: str, given: frozenset[str]) -> str | None:
     """Why vLLM refuses a number that its parser takes; None if it does not, or is no number."""
     limits = flag_notes.in_force(flag_notes.RANGES, name, release)
-    return None if limits is None or limits.unless & given else limits.problem(value)
+    return None if limits is None or not given.isdisjoint(limits.unless) else limits.problem(value)
 
 
 def in_form_of(row: FlagRow, values: tuple[str, ...]) -> str | None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from plimsoll.vllm import versions
 from plimsoll.vllm.flags import flags_of
@@ -123,31 +125,31 @@ class Weight(StrEnum):
     DETAIL = "detail"
 
 
-class Symbols(NamedTuple):
+class Symbols(msgspec.Struct, frozen=True):
     """A file and the names it must define, all of them."""
 
-    files: tuple[str, ...]  # where releases keep it, any one of them; paths inside the package
+    files: tuple[str, ...] = msgspec.field(name="in")  # where releases keep it, any one of them; paths inside the package
     owner: str = ""  # the class that has the methods and attributes
-    methods: tuple[tuple[str, tuple[str, ...]], ...] = ()  # name, and the arguments we give it
-    begins: tuple[tuple[str, tuple[str, ...]], ...] = ()  # name, and the arguments it must begin with: it is stood in for
+    methods: dict[str, tuple[str, ...]] = {}  # name, and the arguments we give it
+    begins: dict[str, tuple[str, ...]] = {}  # name, and the arguments it must begin with: it is stood in for
     attributes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # names or text constants that the file's code uses
     assigned: tuple[str, ...] = ()  # attributes that the file's code sets on some object
 
 
-class Way(NamedTuple):
+class Way(msgspec.Struct, frozen=True):
     """One of the shapes in which releases have what is needed."""
 
-    says: str  # how it is then used; may be empty
     looks: tuple[Symbols, ...]
+    says: str = ""  # how it is then used
 
 
-class Need(NamedTuple):
+class Need(msgspec.Struct, frozen=True):
     name: str
     purpose: str
     lost: str  # what is missing without it
-    ways: tuple[Way, ...]  # the best first
-    weights: Mapping[InsidePart, Weight]
+    weights: dict[InsidePart, Weight]
+    ways: tuple[Way, ...] = ()  # the best first
     unneeded_without: Symbols | None = None  # a release without this has no use for it
     unneeded_because: str = ""
     none_in: tuple[str, ...] = ()  # folders whose classes must not define what `forbidden` names
@@ -214,14 +216,14 @@ def _missing(look: Symbols, text: str) -> tuple[str, bool]:
     if look.owner and owner is None:
         return f"there is no class {look.owner}", False
     methods = owner.methods if owner is not None else shape.functions
-    for name, arguments in look.methods:
+    for name, arguments in look.methods.items():
         shown = f"{look.owner}.{name}" if look.owner else name
         if name not in methods:
             return f"there is no {shown}", owner is not None
         lacking = [argument for argument in arguments if argument not in methods[name]]
         if lacking and ANY not in methods[name]:
             return f"{shown} does not take {', '.join(lacking)}", True
-    for name, arguments in look.begins:
+    for name, arguments in look.begins.items():
         if methods.get(name, ())[: len(arguments)] != arguments:
             return f"{look.owner}.{name} does not begin with {', '.join(arguments[1:])}", True
     attributes = owner.attributes | set(owner.methods) if owner is not None else shape.assigned
@@ -262,34 +264,7 @@ def verdicts(answers: Sequence[NeedAnswer], needs: Sequence[Need]) -> tuple[Part
     return tuple(made)
 
 
-def _read_needs() -> tuple[Need, ...]:
-    table = versions.yaml_table("extension_needs")
-    files = table["files"]
-
-    def symbols(row: dict[str, Any]) -> Symbols:
-        where = row["in"]
-        fields: dict[str, Any] = {kind: tuple(row.get(kind, ())) for kind in ("attributes", "words", "assigned")}
-        for kind in ("methods", "begins"):
-            fields[kind] = tuple((name, tuple(words)) for name, words in row.get(kind, {}).items())
-        return Symbols(tuple(files[where] if isinstance(where, str) else where), row.get("owner", ""), **fields)
-
-    return tuple(
-        Need(
-            row["name"],
-            row["purpose"],
-            row["lost"],
-            tuple(Way(way.get("says", ""), tuple(map(symbols, way["looks"]))) for way in row.get("ways", ())),
-            {InsidePart(part): Weight(weight) for part, weight in row["weights"].items()},
-            symbols(row["unneeded_without"]) if "unneeded_without" in row else None,
-            row.get("unneeded_because", ""),
-            tuple(files[row["none_in"]]) if "none_in" in row else (),
-            row.get("forbidden", ""),
-        )
-        for row in table["needs"]
-    )
-
-
-NEEDS = _read_needs()
+NEEDS = msgspec.convert(versions.yaml_table("extension_needs")["needs"], tuple[Need, ...])
 
 # Variables that keep parts of it from working where a release reads them.
 RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
