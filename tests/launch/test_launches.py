@@ -16,8 +16,9 @@ from plimsoll.launch.check_flags import check
 from plimsoll.launch.command_line import EntryPoint, Launch, find_launch
 from plimsoll.launch.files import BYTES_MAX, read_launches
 from plimsoll.vllm.versions import engine_named
-from tests.each import each
+from tests.each import each, rows
 
+CASES = Path(__file__).parent / "cases.txt"
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
 
 
@@ -44,23 +45,7 @@ def test_options_in_front_of_a_start_are_kept_apart() -> None:
         assert launch.in_front == in_front
 
 
-@each(
-    "line",
-    [
-        "vllm serve m --x", "/opt/venv/bin/vllm serve m --x", "A=1 vllm serve m --x", "env -i PATH=/bin vllm serve m --x",
-        "exec nohup time vllm serve m --x", "sudo -E -u llm vllm serve m --x", "numactl -N 0 -m 0 vllm serve m --x",
-        "taskset -c 0-15 stdbuf -oL nice -n 5 timeout -s kill 10 vllm serve m --x",
-        "srun -N1 --gpus 8 uv run --with x vllm serve m --x", "conda run -n cat vllm serve m --x",
-        "poetry run vllm serve m --x", "python3 /usr/local/bin/vllm serve m --x",
-        "python3.12 -u -m vllm.entrypoints.cli.main serve m --x", "bash -lc 'cd /x && exec vllm serve m --x'",
-        "bash -euo pipefail -c 'vllm serve m --x | tee log'", """sh -c "bash -c 'vllm serve m --x'" """,
-        "tmux new-session -d -s llm 'vllm serve m --x'", "eval 'vllm serve' m --x",
-        "docker exec -it test vllm serve m --x", "docker run --gpus all rocm/vllm:latest vllm serve m --x",
-        "docker run --entrypoint vllm example.org/base serve m --x",
-        "podman run --entrypoint '' nvcr.io/nvidia/vllm:25.09-py3 vllm serve m --x",
-        "docker run rocm/vllm bash -c 'vllm serve m --x'",
-    ],
-)  # fmt: skip
+@each("line", [line for (line,) in rows(CASES, "wrappers")])
 def test_wrappers_do_not_hide_vllm_serve(line: str) -> None:
     """Whatever stands in front, the arguments are those behind `serve`."""
     launch = found(line)
@@ -68,15 +53,7 @@ def test_wrappers_do_not_hide_vllm_serve(line: str) -> None:
     assert (launch.entry, launch.arguments) == (EntryPoint.SERVE, ("m", "--x"))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "python -m vllm.entrypoints.openai.api_server --model m",
-        "python3.11 -u -O -m vllm.entrypoints.openai.api_server --model m",
-        "python -mvllm.entrypoints.openai.api_server --model m",
-        "CUDA_VISIBLE_DEVICES=0 nohup /opt/bin/python3 /src/vllm/entrypoints/openai/api_server.py --model m",
-    ],
-)
+@each("line", [line for (line,) in rows(CASES, "server module")])
 def test_the_server_module_is_an_entry_point(line: str) -> None:
     """The module and its file are API_SERVER, with what follows as arguments."""
     launch = found(line)
@@ -84,17 +61,7 @@ def test_the_server_module_is_an_entry_point(line: str) -> None:
     assert (launch.entry, launch.arguments) == (EntryPoint.API_SERVER, ("--model", "m"))
 
 
-@each(
-    "line",
-    [
-        "echo 'vllm serve m'", "echo vllm serve m", "sudo pkill -f vllm serve", "grep -r vllm serve",
-        "printf %s vllm serve", "pip install vllm", "curl http://vllm/serve", "vllm bench serve --model m",
-        "vllm --version", "serve vllm", "bash start-vllm.sh -c x", "vim /src/vllm/entrypoints/openai/api_server.py",
-        "docker run prom/prometheus --config.file x", "docker run -it vllm/vllm-openai bash",
-        "docker run vllm/vllm-router:1 --port 1", "docker run nvcr.io/nvidia/tritonserver:24.08-vllm-python-py3 --x",
-        "docker run --gpus all", "docker pull vllm/vllm-openai", "",
-    ],
-)  # fmt: skip
+@each("line", [line for (line,) in rows(CASES, "mentions")])
 def test_what_only_mentions_vllm_is_no_launch(line: str) -> None:
     """A program that prints, installs or looks for vLLM does not start it."""
     assert found(line) is None

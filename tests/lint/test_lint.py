@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,124 +21,27 @@ from plimsoll.units import GIB
 from tests.each import each
 
 ROOT = Path(__file__).parents[2]
-COMPOSE = """\
-services:
-  llm:
-    image: vllm/vllm-openai:v0.32.0
-    command: --model Qwen/Qwen3-8B --shutdown-timeout 60 COMMAND
-    stop_grace_period: 2m30s
-    restart: unless-stopped
-    SERVICE
-"""
-POD = """\
-kind: Deployment
-metadata: {name: llm}
-spec:
-  template:
-    spec:
-      terminationGracePeriodSeconds: 150
-      POD
-      containers:
-        - name: vllm
-          image: vllm/vllm-openai:v0.32.0
-          args: [--model, Qwen/Qwen3-8B, --shutdown-timeout, "60", COMMAND]
-          CONTAINER
-"""
-UNIT = """\
-[Service]
-Type=exec
-ExecStart=/opt/vllm/bin/vllm serve Qwen/Qwen3-8B --shutdown-timeout 60 COMMAND
-KillMode=mixed
-TimeoutStopSec=150
-Restart=always
-SERVICE
-"""
-RUN = "[Service]\nExecStart=docker run --shm-size 2g vllm/vllm-openai:v0.17.0 --model m -tp 2\n"
-GROUP = """\
-kind: LeaderWorkerSet
-metadata: {name: llm}
-spec:
-  leaderWorkerTemplate:
-    size: 2
-    leaderTemplate: {spec: {volumes: [{name: shm, emptyDir: {sizeLimit: 15Gi}}], containers: [
-      {image: "vllm/vllm-openai:v0.17.0", args: [m, -tp, "8", -pp, "2"], volumeMounts: [{name: shm, mountPath: /dev/shm}]}]}}
-"""
+TRAPS = yaml.load((Path(__file__).parent / "traps.yaml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+COMPOSE, POD = TRAPS["files"]["c.yaml"], TRAPS["files"]["p.yaml"]
+WORDS = ("command", "service", "container", "pod")
 SECRET = "hf_0123456789012345678901234567890123"
-PROBE = "livenessProbe: {{httpGet: {{path: /health, port: 8000}}, periodSeconds: {}, failureThreshold: {}}}"
-STARTUP = "startupProbe: {{httpGet: {{path: /health, port: 8000}}, periodSeconds: 10, failureThreshold: {}}}"
 
 
 def rules(folder: Path, text: str, name: str = "file.yaml", **filled: str) -> list[tuple[str, int]]:
     """The rule and the line of every trap in a text whose words in capitals are filled in."""
-    for word in ("COMMAND", "SERVICE", "CONTAINER", "POD"):
-        text = text.replace(word, filled.get(word.lower(), ""))
+    for word in WORDS:
+        text = text.replace(word.upper(), filled.get(word, ""))
     (folder / name).write_text(re.sub(r", *\]", "]", text))
     servers = lint_file(str(folder / name), ServerOptions())
     return [(trap.rule, trap.line) for server in servers for trap in server.traps]
 
 
-@each(
-    ("text", "name", "filled", "expected"),
-    [
-        (COMPOSE, "c.yaml", {}, []),
-        (POD, "p.yaml", {}, []),
-        (UNIT, "u.service", {}, []),
-        (POD, "p.yaml", {"container": PROBE.format(10, 3)}, [("probe.liveness", 12), ("probe.slow-start", 12)]),
-        (POD, "p.yaml", {"container": PROBE.format(30, 10)}, [("probe.slow-start", 12)]),
-        (POD, "p.yaml", {"container": f"{PROBE.format(30, 10)}\n          {STARTUP.format(60)}"}, []),
-        (POD, "p.yaml", {"container": STARTUP.format(12)}, [("probe.slow-start", 12)]),
-        (COMPOSE, "c.yaml", {"service": "healthcheck: {test: x, interval: 10s, retries: 5}"}, [("probe.slow-start", 7)]),
-        (COMPOSE, "c.yaml", {"service": "healthcheck: {test: x, start_period: 15m}"}, []),
-        (UNIT.replace("exec", "notify", 1), "u.service", {}, [("probe.notify", 2)]),
-        (COMPOSE.replace("2m30s", "1m"), "c.yaml", {}, [("stop.grace", 5)]),
-        (POD.replace("150", "60"), "p.yaml", {}, [("stop.grace", 6)]),
-        (POD, "p.yaml", {"container": "lifecycle: {preStop: {sleep: {seconds: 90}}}"}, [("stop.grace", 6)]),
-        (UNIT.replace("=150", "=60"), "u.service", {}, [("stop.grace", 5)]),
-        (UNIT.replace("KillMode=mixed\n", ""), "u.service", {}, [("stop.kill-mode", 2)]),
-        (COMPOSE.replace("--shutdown-timeout 60 ", ""), "c.yaml", {}, [("stop.no-drain", 4)]),
-        (COMPOSE, "c.yaml", {"command": "-tp 4"}, [("shm.small", 3)]),
-        (COMPOSE, "c.yaml", {"command": "-tp 4", "service": "shm_size: 1gb"}, [("shm.small", 7)]),
-        (COMPOSE, "c.yaml", {"command": "-tp 4", "service": "shm_size: 16gb"}, []),
-        (COMPOSE, "c.yaml", {"command": "-tp 4", "service": "ipc: host"}, []),
-        (POD, "p.yaml", {"command": '-tp, "2"'}, [("shm.small", 9)]),
-        (
-            POD,
-            "p.yaml",
-            {
-                "command": '-tp, "2"',
-                "pod": "volumes: [{name: shm, emptyDir: {medium: Memory}}]",
-                "container": "volumeMounts: [{name: shm, mountPath: /dev/shm}]",
-            },
-            [],
-        ),
-        (COMPOSE, "c.yaml", {"command": "--kv-offloading-size 32"}, [("memory.pinned", 3)]),
-        (COMPOSE, "c.yaml", {"command": "--cpu-offload-gb 20", "service": "mem_limit: 24g"}, [("memory.pinned", 7)]),
-        (COMPOSE, "c.yaml", {"command": "--cpu-offload-gb 20", "service": "mem_limit: 64g"}, []),
-        (UNIT, "u.service", {"command": "--enable-sleep-mode"}, [("memory.pinned", 2)]),
-        (COMPOSE.replace("unless-stopped", "on-failure"), "c.yaml", {}, [("restart.exit-zero", 6)]),
-        (POD, "p.yaml", {"pod": "restartPolicy: OnFailure"}, [("restart.exit-zero", 7)]),
-        (POD.replace("Deployment", "Job"), "p.yaml", {"pod": "restartPolicy: OnFailure"}, []),
-        (UNIT.replace("=always", "=on-failure"), "u.service", {}, [("restart.exit-zero", 6)]),
-        (COMPOSE, "c.yaml", {"service": f"environment: {{HF_TOKEN: {SECRET}}}"}, [("secret.open", 7)]),
-        (COMPOSE, "c.yaml", {"service": 'environment: ["HF_TOKEN=${HF_TOKEN}", "VLLM_API_KEY=sk-${KEY}-eu"]'}, []),
-        (POD, "p.yaml", {"command": "--api-key, sk-0123456789abcdef0123456789"}, [("secret.open", 11)]),
-        (UNIT, "u.service", {"service": "Environment=VLLM_API_KEY=sk-0123456789abcdef0123456789"}, [("secret.open", 7)]),
-        (COMPOSE, "c.yaml", {"service": 'environment: ["HF_TOKEN=<your token>"]'}, []),
-        (f"export HF_TOKEN={SECRET}\nvllm serve m", "s.sh", {}, [("secret.open", 1)]),
-        ("docker run vllm/vllm-openai --model m -tp 2", "s.sh", {}, [("shm.small", 1)]),
-        ("docker run --ipc host vllm/vllm-openai --model m -tp 2", "s.sh", {}, []),
-        (RUN, "u.service", {}, [("restart.exit-zero", 2)]),
-        (GROUP, "g.yaml", {}, []),
-        (GROUP.replace("size: 2", "size: 1"), "g.yaml", {}, [("shm.small", 7)]),
-        (COMPOSE, "c.yaml", {"command": "--swap-space 4"}, [("flag.removed", 4)]),
-        (COMPOSE, "c.yaml", {"command": "--log-config-file x"}, [("flag.deprecated", 4)]),
-    ],
-)  # fmt: skip
-def test_each_trap_is_found_where_it_stands_and_nowhere_else(
-    tmp_path: Path, text: str, name: str, filled: dict[str, str], expected: list[tuple[str, int]]
-) -> None:
+@each("row", TRAPS["rows"])
+def test_each_trap_is_found_where_it_stands_and_nowhere_else(tmp_path: Path, row: dict[str, Any]) -> None:
     """A file without traps is passed, and one change of it gives one trap, with its line."""
-    assert rules(tmp_path, text, name, **filled) == expected
+    text = TRAPS["files"][row["file"]].replace(*row.get("change", ("", "")), 1)
+    found = rules(tmp_path, text, row["file"], **{word: row[word] for word in WORDS if word in row})
+    assert [f"{rule} {line}" for rule, line in found] == row.get("traps", [])
 
 
 def test_a_card_that_the_manifest_names_is_planned_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
