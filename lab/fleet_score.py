@@ -28,6 +28,15 @@ ORDER = (
     "guard-drain", "guard-stop", "guard-start",
 )  # fmt: skip
 WAYS = ("nothing", "supervisor", "plimsoll")
+# Of plimsoll's way, what must be true at each incident's end, beside what is said of requests: which engines are other
+# processes than before (each was started once), and what was told.
+ENDS = {
+    "planned": ("victim", "restart accepted"), "core": ("victim", ""), "api": ("victim", ""), "stopped": ("victim", ""),
+    "both": ("both", ""), "guard-drain": ("none", "killed in step drain"), "guard-stop": ("victim", "killed in step stop"),
+    "guard-start": ("victim", "killed in step ready"), "burst": ("none", ""), "knob": ("none", "in force: max-num-seqs=2"),
+    "compact": ("none", "compact accepted"), "shed": ("none", "refused by it: [1-9]"),
+    "killer": ("none", r"contained: (?:[1-9]|\d+, [1-9])"),
+}  # fmt: skip
 TIMES = ("first token over 2 s", "restarted after, s", "full service after, s", "engine-seconds out")
 Row = dict[str, Any]
 
@@ -123,10 +132,18 @@ def broken(rows: Sequence[Row]) -> list[str]:
             found.append(f"{name}: {one.cut + one.lost} requests lost where none may be")
         if row["may_lose"] == "running" and one.lost_later:
             found.append(f"{name}: {one.lost_later} requests lost that were sent after the fault")
-        if re.search(r"exit [1-9]", row["told"]):
-            found.append(f"{name}: {row['told']}")
         if one.whole_s is None:
             found.append(f"{name}: not in full service without a person")
+        who, told = ENDS[row["incident"]]
+        names = sorted(row["before"])
+        wanted = {"none": [], "victim": [row["victim"]], "both": names}[who]
+        restarted = [place for place, pid in zip(names, row["looks"][-1][2], strict=True) if pid != row["before"][place]]
+        if restarted != wanted:
+            found.append(f"{name}: other processes than before: {restarted}, not {wanted}")
+        elif (starts := sum(step == "start" for *_, step in row["steps"])) != len(wanted):
+            found.append(f"{name}: {starts} starts of {len(wanted)} engines")
+        if not re.search(told, row["told"]):
+            found.append(f"{name}: {row['told']}")
     return found
 
 

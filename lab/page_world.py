@@ -255,10 +255,10 @@ def world(folder: Path) -> Iterator[World]:
         found.close()
 
 
-def answers(url: str) -> bool:
-    """Whether somebody there says 200."""
+def answers(url: str, holds: bytes = b"") -> bool:
+    """Whether somebody there says 200, with this in the body."""
     try:
         with _HTTP.open(url, timeout=5) as answer:
-            return bool(answer.status == 200)
+            return answer.status == 200 and holds in answer.read()
     except OSError:
         return False

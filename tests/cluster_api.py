@@ -219,15 +219,16 @@ class ClusterApi:
         found = self.kind(plural).get(key)
         if found is None:
             return 404, status_of(404, "not found"), {}
+
+        def is_meant(name: str) -> bool:
+            return bool(body["metadata"].get(name, found["metadata"][name]) == found["metadata"][name])
+
         if call.verb == "update":
-            if (
-                body["metadata"].get("resourceVersion", found["metadata"]["resourceVersion"])
-                != found["metadata"]["resourceVersion"]
-            ):
+            if not is_meant("resourceVersion"):
                 return 409, status_of(409, "the object has been modified"), {}
             return 200, self.put(plural, body), {}
         if call.verb == "patch":
-            if body["metadata"].get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+            if not is_meant("uid"):
                 return 409, status_of(409, "the UID in the precondition does not match"), {}
             return 200, self.put(plural, merged(json.loads(json.dumps(found)), body)), {}
         return 200, found, {}
@@ -237,11 +238,8 @@ class ClusterApi:
         items = [item for key, item in sorted(self.kind(plural).items()) if key[0] == namespace and wanted(item)]
         begin, size = int(request.query.get("continue", "0")), min(self.page, int(request.query.get("limit", "500")))
         more = {"continue": str(begin + size)} if begin + size < len(items) else {}
-        return {
-            "kind": "List",
-            "metadata": {"resourceVersion": str(self.version), **more},
-            "items": items[begin : begin + size],
-        }
+        about = {"resourceVersion": str(self.version), **more}
+        return {"kind": "List", "metadata": about, "items": items[begin : begin + size]}
 
     def _evict(self, key: tuple[str, str], body: Json) -> tuple[int, Json, dict[str, str]]:
         pod = self.kind("/pods").get(key)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.groups import COSTS_S, TOGETHER, group_of, in_order
+from tests.real.groups import COSTS_S, in_order
 
 pytest_plugins = ["pytester"]
 
@@ -51,11 +51,11 @@ def test_a_second_try_is_for_a_busy_machine_alone(pytester: pytest.Pytester, tes
 
 @pytest.mark.real
 def test_what_shares_a_server_runs_on_one_worker(tmp_path: Path) -> None:
-    """Every test of a file, and of files that belong together, has the same worker, whatever pytest and xdist make of marks."""
+    """Every test of a file has the same worker, whatever pytest and xdist make of marks."""
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     test = "import pathlib, pytest, time\n@pytest.mark.parametrize('n', range(4))\ndef test_it(n, worker_id):\n"
-    for name in ("test_one", "test_two", *TOGETHER["engine"][:2]):
-        kept = f"pathlib.Path({str(tmp_path)!r}, f'{{worker_id}}-{{n}}.{group_of(name)}-{name}').touch()"
+    for name in ("test_one", "test_two", "test_three"):
+        kept = f"pathlib.Path({str(tmp_path)!r}, f'{{worker_id}}-{{n}}.{name}').touch()"
         (tmp_path / f"{name}.py").write_text(f"{test}    time.sleep(0.05)\n    {kept}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "no:kmock", "-n", "2", "--dist", "loadgroup"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -63,14 +63,13 @@ def test_what_shares_a_server_runs_on_one_worker(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     workers: dict[str, set[str]] = {}
     for path in tmp_path.glob("gw*"):
-        workers.setdefault(path.suffix.partition("-")[0], set()).add(path.name.partition("-")[0])
-    assert {group: len(names) for group, names in workers.items()} == {".test_one": 1, ".test_two": 1, ".engine": 1}
+        workers.setdefault(path.suffix, set()).add(path.name.partition("-")[0])
+    assert {file: len(names) for file, names in workers.items()} == {".test_one": 1, ".test_two": 1, ".test_three": 1}
 
 
 def test_the_groups_are_of_files_that_are_there() -> None:
     """A file that is renamed takes its place along; the longest group is first."""
     files = {path.stem for path in (Path(__file__).parent / "real").glob("test_*.py")}
-    assert {file for together in TOGETHER.values() for file in together} <= files
-    assert {*COSTS_S} <= files | {*TOGETHER}
+    assert {*COSTS_S} <= files
     longest = max(COSTS_S, key=lambda group: COSTS_S[group])
     assert min(files, key=lambda file: in_order(f"tests/real/{file}.py::test")) == longest

@@ -103,7 +103,10 @@ Happening = Callable[[Stage, str], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One incident: what happens to which engine, how long it is watched, and what must be true at its end."""
+    """One incident: what happens to which engine, and how long it is watched.
+
+    What must be true at its end is judged from its row: `broken` and `ENDS` of lab/fleet_score.py.
+    """
 
     name: str
     says: str

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +40,6 @@ fleet_restarts_per_day = 40
 probation = "10s"
 {act}
 """
-ENGINE = """
-[[engine]]
-name = "{name}"
-url = "http://127.0.0.1:{port}"
-token_file = "gate.token"
-group = "farm"
-canary = "{canary}"
-log = "{log}"
-restart = {{ stop = {stop}, start = {start}, is_running = {is_running}, pids = {pids} }}
-{balancer}
-"""
-
-
-def engine_table(name: str, port: int, words: Sequence[str], log: Path, *, socket: str = "", canary: str = "10s") -> str:
-    """One engine of the configuration: `words` and a verb are its commands."""
-    verbs = {verb.replace("-", "_"): json.dumps([*words, verb]) for verb in ("stop", "start", "is-running", "pids")}
-    balancer = f'balancer = {{ haproxy = "{socket}", backend = "farm", server = "{name}" }}' if socket else ""
-    return ENGINE.format(name=name, port=port, log=log, balancer=balancer, canary=canary, **verbs)
 
 
 class Guard:
@@ -160,15 +141,3 @@ def begun(entries: Sequence[Entry], step: str) -> bool:
 def told(entries: Sequence[Entry]) -> str:
     lines = [f"{one.engine} {one.step}: {one.fields.get('says')}" for one in entries if one.kind == OUTCOME]
     return "\n".join(lines[-40:])
-
-
-def away_s(entries: Sequence[Entry]) -> Mapping[str, list[float]]:
-    """How long each engine was out of service, restart by restart: from its drain to its return."""
-    left: dict[str, float] = {}
-    found: dict[str, list[float]] = {}
-    for one in entries:
-        if one.kind == INTENT and one.step in ("drain", "leave"):
-            left[one.action] = one.at
-        elif one.kind == OUTCOME and one.step == "undrain" and one.action in left and one.fields.get("done"):
-            found.setdefault(one.engine, []).append(round(one.at - left.pop(one.action), 1))
-    return found

@@ -105,6 +105,16 @@ class Clients:
         """Of each greedy answer that differs from the undisturbed one: where."""
         return [found[0] for answer, wanted in self.greedy() if (found := differences(answer, wanted))]
 
+    def noticed(self) -> list[str]:
+        """What a client saw of what happened: mistakes, or more differences than two undisturbed runs have."""
+        found = self.differences()
+        return self.mistakes() or (found if len(found) > self._reference.allowed_share * len(self.greedy()) else [])
+
+    def told(self) -> str:
+        """How much was asked, and how much of it differs."""
+        greedy, found = len(self.greedy()), len(self.differences())
+        return f"{len(self.answers)} answers, {self.tokens()} tokens, {found} of {greedy} greedy ones differ"
+
 
 def play_rounds(server: SurviveServer, clients: Clients, rounds: int, seed: int, sites: Sequence[str] = TEXT_SITES) -> None:
     """Raise so many faults, one at a time, somewhere in the steps of whatever the clients have sent.

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
-
-import pytest
 
 from plimsoll.cli.guardctl import REFUSALS_PAGE, WHAT_TO_DO
 from plimsoll.guard.act.decide import Restart, spent
@@ -17,6 +13,7 @@ from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from tests.each import each
 from tests.options import guard_options
+from tests.real.small_farm import need, ran
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guard-acts.md").read_text(encoding="utf-8")
@@ -40,8 +37,8 @@ def words(steps: tuple[Step, ...]) -> str:
     return ", ".join(f"`{step}`" for step in steps)
 
 
-def test_the_table_of_steps_is_that_of_the_code() -> None:
-    """Every step once, in its words, with how often it is tried, in the order of every action."""
+def test_the_tables_of_steps_ends_and_conditions_are_those_of_the_code() -> None:
+    """Every step once, in its words, as often as it is tried, in the order of every action; each end, each reason to act."""
     rows = [line for line in between("<!-- steps:", "<!-- end of steps -->").splitlines() if line.startswith("| `")]
     assert rows == [
         f"| `{step}` | {about.does} | {about.before} | {about.after} | {about.undo} | {TRIES.get(step, 1)} |"
@@ -51,10 +48,6 @@ def test_the_table_of_steps_is_that_of_the_code() -> None:
     assert f"- of one that serves nobody: {words(BROKEN)}\n" in PAGE
     for grade in (Grade.SHED, Grade.COMPACT):
         assert f"- {grade}: {words(COURSES[grade][0])}\n" in PAGE
-
-
-def test_every_end_and_every_condition_that_leads_to_an_action_has_its_row() -> None:
-    """Nothing can end in a way that the page does not know, nor begin for a reason that it does not name."""
     for end in End:
         assert f"\n| `{end}` | " in PAGE
     for kind, grade in GRADES.items():
@@ -63,7 +56,7 @@ def test_every_end_and_every_condition_that_leads_to_an_action_has_its_row() -> 
 
 
 def test_every_reason_has_its_row() -> None:
-    """Each word with which guard refuses, and no other; those of a decision in the order in which they are looked at."""
+    """Each word with which guard refuses, no other, in the order in which they are looked at; guardctl's advice leads there."""
     code = (SOURCE / "guard" / "act" / "decide.py").read_text(encoding="utf-8")
     decided = list(dict.fromkeys(re.findall(r'yield "([A-Z]\w+)", ', code)))
     assert len(decided) > 10
@@ -75,17 +68,11 @@ def test_every_reason_has_its_row() -> None:
     first, _, second = between("<!-- reasons:", "<!-- end of reasons -->").partition("Only for what a person asks for")
     rows = [re.findall(r"`(\w+)`", line.split(" | ")[0]) for line in first.splitlines() if line.startswith("| `")]
     assert rows == [[reason] for reason in decided]
-    said = {
-        word for line in second.splitlines() if line.startswith("| `") for word in re.findall(r"`(\w+)`", line.split(" | ")[0])
-    }
+    starts = [line.split(" | ")[0] for line in second.splitlines() if line.startswith("| `")]
+    said = {word for start in starts for word in re.findall(r"`(\w+)`", start)}
     assert said == asked - set(decided)
-
-
-def test_what_guardctl_advises_against_a_refusal_is_for_reasons_there_are() -> None:
-    """Each word has a row, and the place that guardctl names is a heading of this page."""
-    rows = between("<!-- reasons:", "<!-- end of reasons -->")
     assert len(WHAT_TO_DO) > 10
-    assert all(f"\n| `{reason}` | " in rows for reason in WHAT_TO_DO)
+    assert all(f"\n| `{reason}` | " in first + second for reason in WHAT_TO_DO)
     assert REFUSALS_PAGE == "docs/guard-acts.md#when-it-refuses"
     assert "\n## When it refuses\n" in PAGE
 
@@ -141,13 +128,11 @@ def test_the_units_are_units(tmp_path: Path) -> None:
     assert command is not None
     asked = guard_options(command[1].split(), {})
     assert [one.url for one in asked.config.engines] == ["http://127.0.0.1:8000"]
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        pytest.skip("no systemd-analyze here (apt: systemd)")
+    program = need("systemd-analyze", "systemd")
     paths = []
     for name, text in units.items():
         paths.append(tmp_path / name)
         paths[-1].write_text(re.sub(r"/usr/bin/(?:vllm|plimsoll)", "/bin/true", text), encoding="utf-8")
-    ran = subprocess.run([program, "verify", "--man=no", *map(str, paths)], capture_output=True, text=True, check=False)
-    told = [line for line in (ran.stdout + ran.stderr).splitlines() if any(name in line for name in units)]
-    assert (ran.returncode, told) == (0, [])
+    done = ran(program, "verify", "--man=no", *map(str, paths))
+    told = [line for line in (done.stdout + done.stderr).splitlines() if any(name in line for name in units)]
+    assert (done.returncode, told) == (0, [])

@@ -10,30 +10,65 @@ from pathlib import Path
 
 import pytest
 
-from lab import knobs_score, write_guard_page, write_inside_docs, write_inside_page, write_monitoring_page, write_walks
+from lab import (
+    knobs_score,
+    write_catalogue_docs,
+    write_guard_page,
+    write_inside_docs,
+    write_inside_page,
+    write_monitoring_page,
+    write_walks,
+)
 from plimsoll.assets.alerts import groups_of
 from plimsoll.assets.inside_wheel import wheel_name
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.monitoring import alerts_of
 from plimsoll.assets.settings import AssetSettings, timers_of
 from plimsoll.cli.guardctl import VERBS
-from plimsoll.cli.main import main
+from plimsoll.cli.main import COMMANDS, main
 from plimsoll.guard.adapters.command import CommandRestarterConfig
 from plimsoll.guard.adapters.haproxy import HaproxyConfig
 from plimsoll.guard.adapters.locks import EtcdLockConfig
 from plimsoll.guard.config import KEYS
 from plimsoll.inside.endpoints import ENDPOINTS
 from tests.assets.plans import plan_of, settings_of
+from tests.each import each
 from tests.options import guard_options
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TRACES = ROOT.parent / "shared" / "data" / "traces"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "lab").glob("*.md")])
 Capsys = pytest.CaptureFixture[str]
 
 
 def text_of(page: str) -> str:
     return (DOCS / f"{page}.md").read_text(encoding="utf-8")
+
+
+@each("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere_and_what_can_be_typed_exists(path: Path) -> None:
+    """Every relative link is a file, every `make x` a target, every `python -m x` a module of ours."""
+    text = path.read_text(encoding="utf-8")
+    targets = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:|#", link)]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"`make ([a-z]+)", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for module in re.findall(r"python -m ((?:lab|benchmarks)[\w.]*)", text):
+        base = ROOT.joinpath(*module.split("."))
+        assert base.with_suffix(".py").is_file() or (base / "__main__.py").is_file(), module
+
+
+def test_every_command_and_every_variable_that_a_user_may_meet_is_in_the_docs() -> None:
+    """A command nobody can find does not exist; nor a variable that plimsoll reads, or gives to others' commands."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"docs/{name}.md" not in readme or f"({name}.md)" not in text_of("README")] == []
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    # A message names the last itself.
+    names = {name for text in sources for name in re.findall(r'"(PLIMSOLL_[A-Z_]+)"', text)} - {"PLIMSOLL_DEBUG"}
+    docs = "".join(path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md"))
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", docs)] == []
 
 
 SHOWN = [
@@ -95,6 +130,7 @@ def test_a_missing_or_moved_line_is_noticed() -> None:
 @pytest.mark.parametrize(("page", "made"), [
     pytest.param(knobs_score.PAGE, knobs_score.page, marks=pytest.mark.real),  # replays a burst with every setting
     (write_inside_docs.PAGE, write_inside_docs.page), (write_inside_page.PAGE, write_inside_page.page),
+    (DOCS / "catalogue.md", lambda _: write_catalogue_docs.page()),
 ])  # fmt: skip
 def test_a_generated_page_is_in_step(page: Path, made: Callable[[str], str]) -> None:
     """Remade with the command in its marks, it stays as it is."""
@@ -102,16 +138,12 @@ def test_a_generated_page_is_in_step(page: Path, made: Callable[[str], str]) -> 
     assert made(text) == text
 
 
-def test_inside_promises_no_setting_that_nothing_reads() -> None:
-    """And only ready is open."""
+def test_inside_promises_no_setting_that_nothing_reads_and_walks_are_as_a_profiler_sees_them() -> None:
+    """And only ready is open; the files of each walk are called in that order, no more than 20, and those named exist."""
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "plimsoll" / "inside").glob("*.py"))
     pattern = r"PLIMSOLL_[A-Z_]+"
     assert set(re.findall(pattern, text_of("inside"))) <= set(re.findall(pattern, code))
     assert [endpoint.path for endpoint in ENDPOINTS if not endpoint.needs_token] == ["/plimsoll/ready"]
-
-
-def test_the_walks_are_as_a_profiler_sees_them() -> None:
-    """Every file of a walk is called in that order, no walk passes through more than 20, and what is named by hand exists."""
     walks, text = write_walks.section(), write_walks.PAGE.read_text(encoding="utf-8")
     assert walks in text, "python -m lab.write_walks"
     assert "\n21. " not in walks
@@ -155,10 +187,8 @@ def test_the_tables_of_guard_config_are_what_guard_reads_by(capsys: Capsys) -> N
     """Every key has its row and its sentence, and guardctl's page has every verb."""
     assert write_guard_page.main(["--check"]) == 0, capsys.readouterr().out
     table = write_guard_page.keys()
-    for key in KEYS:
-        assert f"| `{key.name}` | {write_guard_page.TAKES[key.kind]} |" in table
-        assert key.text
-        assert "|" not in key.text
+    rows = [(key, f"| `{key.name}` | {write_guard_page.TAKES[key.kind]} |") for key in KEYS]
+    assert [row for key, row in rows if row not in table or not key.text or "|" in key.text] == []
     assert len({(key.table, key.name) for key in KEYS}) == len(KEYS) == table.count("\n") - 1
     page = text_of("guardctl")
     assert [verb for verb in VERBS if f"guardctl {verb}" not in page and f"`{verb}`" not in page] == []

@@ -23,6 +23,7 @@ from lab.article.measure import (
 from lab.article.sidecar import Marks, Reading, Sidecar, World, read_page
 from plimsoll.guard.config import read_guard_config
 from plimsoll.guard.judge.policy import THRESHOLDS, read_policy
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 WELL = Reading(0.40, 10, 0)
@@ -51,28 +52,23 @@ class Machine:
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def sidecar(self, scale: float = 1.0) -> Sidecar:
-        world = World(
-            self.read, lambda: self.now_s, self.sleep, lambda: self.restarted_at_s.append(self.now_s), self.told.append
-        )
-        return Sidecar(world, scale)
-
-
-@pytest.mark.parametrize(
-    ("reading", "marks"),
-    [
-        (WELL, 0), (FULL, 1), (QUEUE, 1), (BOTH, 2), (IDLE, 0),
-        (Reading(0.95, 10, 20), 0),  # neither is over its bound
-        (Reading(0.0, 0, 1), 1),  # one that waits while nobody runs is more than twice as many
-    ],
-)  # fmt: skip
-def test_each_of_its_two_rules_is_one_mark(reading: Reading, marks: int) -> None:
-    """Over 95 % of the cache is one, more than twice as many waiting as running another."""
-    assert reading.marks == marks
+    def turned(self, times: int, scale: float = 1.0) -> Machine:
+        """After so many turns of a sidecar."""
+        restart = lambda: self.restarted_at_s.append(self.now_s)  # noqa: E731
+        sidecar = Sidecar(World(self.read, lambda: self.now_s, self.sleep, restart, self.told.append), scale)
+        for _ in range(times):
+            sidecar.turn()
+        return self
 
 
 def test_three_marks_in_the_window_are_enough_and_an_error_is_none() -> None:
     """Whichever rule they come from; one of 300 s ago does not count, and an engine that does not answer is never restarted."""
+    for reading, count in (
+        (WELL, 0), (FULL, 1), (QUEUE, 1), (BOTH, 2), (IDLE, 0),
+        (Reading(0.95, 10, 20), 0),  # neither is over its bound
+        (Reading(0.0, 0, 1), 1),  # one that waits while nobody runs is more than twice as many
+    ):  # fmt: skip
+        assert reading.marks == count
     marks = Marks()
     assert not marks.see(FULL, 0.0)
     assert not marks.see(QUEUE, 30.0)
@@ -87,53 +83,27 @@ def test_three_marks_in_the_window_are_enough_and_an_error_is_none() -> None:
     assert not marks.see(FULL, 300.0)
     assert marks.see(FULL, 329.0)
 
-    machine = Machine(FULL, OSError("refused"), ValueError("no page"), FULL, TimeoutError(), FULL)
-    sidecar = machine.sidecar()
-    for _ in range(5):
-        sidecar.turn()
-    assert machine.told == ["mark", "mark"]
-    sidecar.turn()
+    pages = (FULL, OSError("refused"), ValueError("no page"), FULL, TimeoutError(), FULL)
+    assert Machine(*pages).turned(5).told == ["mark", "mark"]
+    machine = Machine(*pages).turned(6)
     assert machine.told[2:4] == ["mark", "decided"]
     assert len(machine.restarted_at_s) == 1
-    machine = Machine(then=ConnectionRefusedError())
-    sidecar = machine.sidecar()
-    for _ in range(50):
-        sidecar.turn()
+    machine = Machine(then=ConnectionRefusedError()).turned(50)
     assert (machine.told, machine.restarted_at_s) == ([], [])
 
 
 def test_it_looks_every_30_s_and_waits_60_s_at_most_for_running_to_be_0() -> None:
     """Also for an engine that gives no answer; after a restart its marks are forgotten; a scale divides every time alike."""
     for while_it_waits in (FULL, OSError("refused")):
-        machine = Machine(FULL, FULL, FULL, then=while_it_waits)
-        sidecar = machine.sidecar()
-        for _ in range(3):
-            sidecar.turn()
+        machine = Machine(FULL, FULL, FULL, then=while_it_waits).turned(3)
         assert machine.restarted_at_s == [1_120.0]
         assert machine.told[-2:] == ["not idle", "restarted"]
-    machine = Machine()
-    sidecar = machine.sidecar()
-    for _ in range(4):
-        sidecar.turn()
-    assert machine.now_s == 1_120.0
-    machine = Machine(FULL, FULL, FULL, WELL, WELL, IDLE, then=WELL)
-    sidecar = machine.sidecar()
-    for _ in range(3):
-        sidecar.turn()
+    assert Machine().turned(4).now_s == 1_120.0
+    machine = Machine(FULL, FULL, FULL, WELL, WELL, IDLE, then=WELL).turned(3)
     assert machine.restarted_at_s == [1_062.0]
     assert machine.told[-2:] == ["idle", "restarted"]
-    machine = Machine(then=FULL)
-    sidecar = machine.sidecar()
-    for _ in range(5):
-        sidecar.turn()
-    assert len(machine.restarted_at_s) == 1
-    sidecar.turn()
-    assert len(machine.restarted_at_s) == 2
-
-    machine = Machine(then=FULL)
-    sidecar = machine.sidecar(scale=10.0)
-    for _ in range(3):
-        sidecar.turn()
+    assert [len(Machine(then=FULL).turned(times).restarted_at_s) for times in (5, 6)] == [1, 2]
+    machine = Machine(then=FULL).turned(3, scale=10.0)
     assert machine.restarted_at_s == [pytest.approx(1_012.0, abs=0.2)]
     assert machine.now_s == pytest.approx(1_015.0, abs=0.2)
 
@@ -158,7 +128,7 @@ def seen(at_s: float, takes_work: dict[str, bool] | None = None, c: int = 3, und
     return Seen(at_s, ALL if takes_work is None else takes_work, {**FIRST, "c": c}, under_way)
 
 
-@pytest.mark.parametrize("scale", [1.0, 5.0, 20.0])
+@each("scale", [1.0, 5.0, 20.0])
 def test_guard_has_its_own_defaults_but_for_the_scale(tmp_path: Path, scale: float) -> None:
     """With scale 1 every number is what guard has without a word; with another, that divided by it or the least it takes."""
     fleet = WatchedFleet(tmp_path, "guard", scale, use_haproxy=False)

@@ -23,15 +23,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return install.engine_home()
 
 
-def finish(home: Path) -> None:
-    """Put everything into the folder that a finished install leaves, but no engine."""
-    (home / "bin").mkdir(parents=True)
-    (home / "bin" / "vllm").touch()
-    (home / install.MODEL).mkdir()
-    (home / install.MODEL / install.MODEL_STAMP).write_text(install.file_hash(install.TINY_MODEL))
-    (home / install.COMPLETE).touch()
-
-
 def test_pins_are_whole_and_a_recipe_has_its_folder() -> None:
     """Another pin, Python or recipe is another folder, a comment is not; every line is one exact, public version."""
     keys = {
@@ -57,7 +48,11 @@ def test_pins_are_whole_and_a_recipe_has_its_folder() -> None:
 
 def test_only_a_finished_folder_is_installed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unchanged recipe prints the path and nothing else; an interrupted install does not count."""
-    finish(home)
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "vllm").touch()
+    (home / install.MODEL).mkdir()
+    (home / install.MODEL / install.MODEL_STAMP).write_text(install.file_hash(install.TINY_MODEL))
+    (home / install.COMPLETE).touch()
     assert install.installed()
     assert install.main() == 0
     assert capsys.readouterr() == (f"{home}\n", "")
@@ -84,27 +79,20 @@ def test_incomplete_folder_is_removed_and_disk_asked_for_after(
     assert "XDG_CACHE_HOME" in refused
 
 
-@pytest.mark.parametrize(
-    ("output", "reason"),
-    [
+def test_the_reason_of_pip_is_told_and_a_cuda_build_of_torch_refused(tmp_path: Path) -> None:
+    """What went wrong, not the last line of what pip said; a torch that wants CUDA is found out before the rest is fetched."""
+    for output, reason in (
         ("WARNING: Retrying after NewConnectionError(...)\nERROR: No matching distribution", "could not reach"),
-        ("OSError: [Errno 28] No space left on device", "disk ran full"),
-        ("ERROR: one\nERROR: two", "pip failed: two"),
+        ("OSError: [Errno 28] No space left on device", "disk ran full"), ("ERROR: one\nERROR: two", "pip failed: two"),
         ("", "no reason"),
-    ],
-)
-def test_reason_of_pip(output: str, reason: str) -> None:
-    """The user reads what went wrong, not the last line of whatever pip said."""
-    assert reason in install.why_pip_failed(output)
-
-
-def test_cuda_build_of_torch_is_refused(tmp_path: Path) -> None:
-    """A torch that wants CUDA is found out by its own version file, before the rest is fetched."""
+    ):  # fmt: skip
+        assert reason in install.why_pip_failed(output)
     version_file = install.site_packages(tmp_path) / "torch" / "version.py"
     version_file.parent.mkdir(parents=True)
-    version_file.write_text("from typing import Optional\ncuda: Optional[str] = None\nhip: Optional[str] = None\n")
+    text = "from typing import Optional\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
+    version_file.write_text(text)
     install.refuse_cuda_torch(tmp_path)
-    version_file.write_text("from typing import Optional\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n")
+    version_file.write_text(text.replace("None", "'13.0'", 1))
     with pytest.raises(install.InstallError, match="PIP_EXTRA_INDEX_URL"):
         install.refuse_cuda_torch(tmp_path)
 

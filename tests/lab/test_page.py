@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,8 @@ from hypothesis import strategies as st
 from lab.marked import placed
 from lab.page import ANY, CUT, Command, PageError, commands_of, same, told_of, wrong
 from lab.run_page import ROOT, NotTrue, run_page
+from tests.each import each
+from tests.fakes import eventually
 
 PAGE = """\
 # A page
@@ -65,19 +65,14 @@ def test_commands_are_found_with_what_they_print_and_what_is_said_above_them() -
     assert (four.bare, one.bare) == ("four", one.text)
     assert (four.text, four.shown, four.above.exit_code, four.above.rules) == ("four     # with a remark", (), 0, ())
 
-
-@pytest.mark.parametrize(
-    ("page", "line"),
-    [
+    # A page with a mistake in it is not taken for one without commands: it is said with its line.
+    for page, line in (
         ("\n```console\noutput without a command\n```\n", "3:"),
         ("<!-- run: numbers may be anything -->\n```console\n$ x\n```\n", "1:"),
         ("\n\n<!-- the page: weather fine -->\n", "3:"),
-    ],
-)
-def test_what_cannot_be_read_is_said_with_its_line(page: str, line: str) -> None:
-    """A page with a mistake in it is not taken for one without commands."""
-    with pytest.raises(PageError, match=line):
-        (commands_of(page), told_of(page))
+    ):
+        with pytest.raises(PageError, match=line):
+            (commands_of(page), told_of(page))
 
 
 def test_what_is_shown_must_be_printed_but_for_its_cuts() -> None:
@@ -134,13 +129,7 @@ def page(folder: Path, text: str) -> Path:
 
 def is_asleep() -> bool:
     """Whether a process of these tests is still there."""
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if f"sleep\0{SLEEPS}" in entry.read_text(errors="replace"):
-                return True
-        except OSError:
-            continue
-    return False
+    return bool(subprocess.run(["pgrep", "-fx", f"sleep {SLEEPS}"], capture_output=True, check=False).stdout)
 
 
 TRUE = f"""\
@@ -175,7 +164,7 @@ def test_a_true_page_runs_in_one_shell_with_a_readers_home_and_ports(tmp_path: P
     assert not is_asleep()
 
 
-@pytest.mark.parametrize(
+@each(
     ("true", "false", "line", "said"),
     [
         ("from /home/you/line\n$ cat\n", "from /home/me/line\n$ cat\n", 11, "printed was"),
@@ -187,7 +176,6 @@ def test_a_true_page_runs_in_one_shell_with_a_readers_home_and_ports(tmp_path: P
         ("$ cat\n", "$ echo 'never closed\n", 12, "exit code"),
         ("kill $SLEEPER; ", "", None, "still runs: sleep"),
     ],
-    ids=["text", "more", "cut", "exit-code", "shell", "command", "syntax", "left-running"],
 )  # fmt: skip
 def test_a_false_page_fails_with_one_line_that_names_page_and_line(
     tmp_path: Path, true: str, false: str, line: int | None, said: str, monkeypatch: pytest.MonkeyPatch
@@ -235,31 +223,16 @@ def test_a_run_that_is_stopped_leaves_nothing(tmp_path: Path, ends: str) -> None
     if ends == "its parent":
         words = ["sh", "-c", '"$@"; true', "sh", *words]
     process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
-    _until(is_asleep)
+    eventually(is_asleep, 30)
     process.send_signal(signal.SIGTERM if ends == "it" else signal.SIGKILL)
     process.wait(20)
-    _until(lambda: not is_asleep())
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
-
-
-MADE = Path("page.md")
+    eventually(lambda: not is_asleep(), 30)
 
 
 def test_only_what_is_between_the_marks_changes() -> None:
-    """Put there twice, it is there once."""
-    text = "before <b> old <e> after"
-    made = placed(text, "<b>", "<e>", " new ", MADE)
-    assert made == "before <b> new <e> after" == placed(made, "<b>", "<e>", " new ", MADE)
-
-
-@pytest.mark.parametrize("text", ["", "before <b> old", "old <e> after", "<e> before <b>"])
-def test_a_page_without_its_marks_is_left_alone(text: str) -> None:
-    """One line says which page, and nothing is written at its end."""
-    with pytest.raises(SystemExit, match=r"page\.md has no place"):
-        placed(text, "<b>", "<e>", "new", MADE)
+    """Put there twice, it is there once; a page without its marks is left alone, and one line says which."""
+    made, page = placed("before <b> old <e> after", "<b>", "<e>", " new ", Path("page.md")), Path("page.md")
+    assert made == "before <b> new <e> after" == placed(made, "<b>", "<e>", " new ", page)
+    for text in ("", "before <b> old", "old <e> after", "<e> before <b>"):
+        with pytest.raises(SystemExit, match=r"page\.md has no place"):
+            placed(text, "<b>", "<e>", "new", page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import pytest
 
@@ -13,27 +14,17 @@ from plimsoll.simulate.settings import EngineLimits
 from plimsoll.simulate.trace import Trace, make_trace
 
 
-@pytest.fixture
-def trace() -> Trace:
-    """Three requests that share nothing."""
-    return make_trace("three", [0, 1_500_000_001, 3_661_000_000_000], [513, 512, 7], [3, 1, 9])
+def told_of(trace: Trace) -> list[dict[str, Any]]:
+    """What DynoSim is told of each request."""
+    return [json.loads(line) for line in dynosim.trace_lines(trace)]
 
 
-def ids(trace: Trace) -> list[list[int]]:
-    """What DynoSim is told of each prompt."""
-    return [json.loads(line)["hash_ids"] for line in dynosim.trace_lines(trace)]
-
-
-def test_dynosim_is_told_lengths_times_shared_ids_and_usable_blocks(trace: Trace) -> None:
+def test_dynosim_is_told_lengths_times_shared_ids_and_usable_blocks() -> None:
     """An id for every 512 tokens, those of the trace kept; vLLM's 1,025 blocks are 1,024 that can be used."""
-    assert ids(trace) == [[0, 1], [2], [3]]
-    assert ids(make_trace("shared", [0, 0, 0], [1024, 600, 600], [1, 1, 1], ids=[[7, 8], [7, 9], []])) == [
-        [7, 8],
-        [7, 9],
-        [10, 11],
-    ]
-
-    rows = [json.loads(line) for line in dynosim.trace_lines(trace)]
+    shared = make_trace("shared", [0, 0, 0], [1024, 600, 600], [1, 1, 1], ids=[[7, 8], [7, 9], []])
+    assert [row["hash_ids"] for row in told_of(shared)] == [[7, 8], [7, 9], [10, 11]]
+    rows = told_of(make_trace("three", [0, 1_500_000_001, 3_661_000_000_000], [513, 512, 7], [3, 1, 9]))
+    assert [row["hash_ids"] for row in rows] == [[0, 1], [2], [3]]
     assert [row["timestamp"] for row in rows] == [0, 1500.000001, 3_661_000]
     assert [(row["input_length"], row["output_length"]) for row in rows] == [(513, 3), (512, 1), (7, 9)]
     told = dynosim.engine_arguments(EngineLimits(num_blocks=1025, block_size=32))

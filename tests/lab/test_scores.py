@@ -70,7 +70,7 @@ def row(**other: Any) -> dict[str, Any]:
              [6.0, [False, True], [0, 20]], [9.0, [False, True], [11, 20]], [12.0, [True, True], [11, 20]]]  # fmt: skip
     made = {
         "incident": "core", "way": "plimsoll", "round": 1, "before": BEFORE, "fault_at": 100.0, "back_at": 112.0, "persons": 0,
-        "breaks": 1, "may_lose": "running", "looks": looks, "told": "core",
+        "breaks": 1, "may_lose": "running", "looks": looks, "told": "core", "victim": "a", "steps": [[101.0, "a", "start"]],
         "asked": [asked(99), asked(99.5, "cut"), asked(105, tries=2, refusals=1, first=3.0)],
     }  # fmt: skip
     return made | other
@@ -86,11 +86,16 @@ def test_a_row_in_numbers_and_what_was_not_kept() -> None:
 
     assert broken([row()]) == []
     later = row(asked=[asked(105, "lost")])
-    planned = row(incident="planned", may_lose="nothing", back_at=None)
-    assert broken([later, planned, row(way="nothing", back_at=None)]) == [
+    planned = row(incident="planned", may_lose="nothing", back_at=None, told="restart refused")
+    others = row(incident="burst", asked=[]), row(incident="both", asked=[]), row(steps=[])
+    assert broken([later, planned, row(way="nothing", back_at=None), *others]) == [
         "core round 1: 1 requests lost that were sent after the fault",
         "planned round 1: 1 requests lost where none may be",
         "planned round 1: not in full service without a person",
+        "planned round 1: restart refused",
+        "burst round 1: other processes than before: ['a'], not []",
+        "both round 1: other processes than before: ['a'], not ['a', 'b']",
+        "core round 1: 0 starts of 1 engines",
     ]
 
 
@@ -110,7 +115,7 @@ def test_rounds_add_up_and_times_show_their_spread(tmp_path: Path) -> None:
 
 
 def test_the_page_has_the_fleets_table_as_the_recorded_rows_give_it() -> None:
-    """And everything that was promised and not kept stands before it."""
+    """Everything that was promised and not kept stands before it, with its figures."""
     page = (RESULTS.parents[2] / "docs" / "evidence.md").read_text(encoding="utf-8")
     rows = read(RESULTS)
     assert f"\n{table(rows)}\n<!-- end of fleet -->" in page
@@ -119,3 +124,21 @@ def test_the_page_has_the_fleets_table_as_the_recorded_rows_give_it() -> None:
     assert broken(others) == []
     missing = page.partition("# Part five")[2].partition("## All incidents")[0]
     assert [line for line in broken(rows) if f"**`{line.partition(' ')[0]}`" not in missing] == []
+    # Its figures, from the same rows; and the one of the README.
+    ours, others = ([row for row in rows if row["way"] == way] for way in ("plimsoll", "supervisor"))
+
+    def of(chosen: list[Any], name: str, *incidents: str) -> list[Any]:
+        return [getattr(figures(row), name) for row in chosen if row["incident"] in incidents]
+
+    lost, begun = of(ours, "lost_later", "both"), of(ours, "acted_s", "both")
+    assert f"{min(lost)} to {max(lost)} requests that were sent after the fault are lost" in missing
+    sooner = [when - other for when in begun for other in of(others, "acted_s", "both")]
+    assert f"{min(sooner):.0f} s sooner and loses {sum(of(others, 'lost_later', 'both'))}." in missing
+    sooner = [
+        when - other for incident in ("core", "api")
+        for when in of(ours, "whole_s", incident) for other in of(others, "whole_s", incident)
+    ]  # fmt: skip
+    assert f"{min(sooner):.0f} to {max(sooner):.0f} s sooner" in missing
+    assert len(of(ours, "asked", "guard-start")) == 2
+    planned = f"{sum(of(ours, 'cut', 'planned') + of(ours, 'lost', 'planned'))} of {sum(of(ours, 'asked', 'planned')):,}"
+    assert f"| {planned} | requests lost in planned restarts" in (RESULTS.parents[2] / "README.md").read_text(encoding="utf-8")

@@ -44,21 +44,6 @@ def test_the_same_rule_is_the_same_requests() -> None:
     assert bodies("m", rule) == bodies("m", rule)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "wait_s"),
-    [
-        (None, None),
-        ("HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\n", 7.0),
-        ("HTTP/1.1 503 Service Unavailable\r\n", None),
-        ("HTTP/1.1 500 Internal Server Error\r\nretry-after: 7\r\n", None),
-        ("the stream broke off", None),
-    ],
-)
-def test_only_a_503_that_says_when_is_asked_again(wrong: str | None, wait_s: float | None) -> None:
-    """Everything else is a failure."""
-    assert must_wait_s(Answer(0.0, (), 0, wrong)) == wait_s
-
-
 async def _against(refusals: int, traffic: Traffic) -> list[Outcome]:
     left = refusals
 
@@ -78,7 +63,12 @@ async def _against(refusals: int, traffic: Traffic) -> list[Outcome]:
 
 
 def test_a_client_that_is_told_to_wait_asks_again() -> None:
-    """Its wait counts from the first time it asked; one without patience is not served."""
+    """Its wait counts from the first time it asked; without patience it is not served; any other failure is final."""
+    for wrong, wait_s in (
+        (None, None), ("HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\n", 7.0), ("the stream broke off", None),
+        ("HTTP/1.1 503 Service Unavailable\r\n", None), ("HTTP/1.1 500 Internal Server Error\r\nretry-after: 7\r\n", None),
+    ):  # fmt: skip
+        assert must_wait_s(Answer(0.0, (), 0, wrong)) == wait_s
     rule = Traffic(3, (4, 8), (2, 2))
     patient = asyncio.run(_against(2, rule._replace(patience_s=5.0)))
     assert [one.wrong for one in patient] == [None] * 3

@@ -16,6 +16,7 @@ from lab.engine.planner import PlannerProcess
 from lab.engine.server import EngineServer
 from tests.real.groups import in_order
 from tests.real.page_browser import browsing
+from tests.real.small_farm import missing
 
 HERE = Path(__file__).resolve().parent
 SOURCE = str(HERE.parents[1] / "src")
@@ -44,12 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def need_vllm() -> None:
     """Skip the test if no engine is installed; in CI, where one must be, fail it."""
-    if installed():
-        return
-    message = "the real vLLM is not installed: make real installs it"
-    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        pytest.fail(message, pytrace=False)
-    pytest.skip(message)
+    if not installed():
+        missing("the real vLLM is not installed: make real installs it")
 
 
 def declare(folder: Path, entry_point: str, group: str = "vllm.general_plugins") -> str:
@@ -92,23 +89,9 @@ def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
     need_vllm()
     with ExitStack() as running:
 
-        def start(
-            *flags: str,
-            env: Mapping[str, str] | None = None,
-            wait: bool = True,
-            dev_mode: bool = True,
-            oom_on_demand: bool = False,
-            forks: bool = False,
-        ) -> EngineServer:
-            server = EngineServer(
-                flags,
-                env,
-                dev_mode=dev_mode,
-                oom_on_demand=oom_on_demand,
-                forks=forks,
-                log_path=tmp_path / f"vllm-{len(list(tmp_path.glob('vllm-*.log')))}.log",
-            )
-            running.enter_context(server)
+        def start(*flags: str, env: Mapping[str, str] | None = None, wait: bool = True, **options: Any) -> EngineServer:
+            log = tmp_path / f"vllm-{len(list(tmp_path.glob('vllm-*.log')))}.log"
+            server = running.enter_context(EngineServer(flags, env, log_path=log, **options))
             if wait:
                 server.wait_ready()
             return server

@@ -46,6 +46,10 @@ class Tab:
         self.page.wait_for_selector(".engine .tile")
         return self
 
+    def button(self, name: str) -> Any:
+        """The button that is called so."""
+        return self.page.get_by_role("button", name=name, exact=True)
+
     def texts(self, selector: str) -> list[str]:
         """What stands in all of these."""
         return self.page.locator(selector).all_inner_texts()

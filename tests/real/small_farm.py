@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from lab.engine.clients import HttpAnswer, ask
+from plimsoll.guard.act.ports import Balancer
 
+IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 CLIENTS = 20
 PIECES = 5
 
@@ -20,12 +23,20 @@ PIECES = 5
 def need(program: str, package: str) -> str:
     """Where a program is; without it the test is skipped, and in CI, where it must be, failed."""
     found = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-    if found is None:
-        message = f"{program} is not installed: it comes with the system package {package}"
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(message, pytrace=False)
-        pytest.skip(message)
-    return found
+    return found or missing(f"{program} is not installed: it comes with the system package {package}")
+
+
+def missing(message: str) -> NoReturn:
+    """What a test needs is not here: it is skipped, and in CI, where it must be, failed."""
+    if IN_CI:
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
+
+
+def ran(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A program to its end, with what it printed; whatever its exit code."""
+    done: subprocess.CompletedProcess[str] = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    return done
 
 
 def busy() -> float:
@@ -142,3 +153,23 @@ async def served_in(backend: Backend, seconds: float) -> int:
     before = backend.served
     await asyncio.sleep(seconds)
     return backend.served - before
+
+
+async def drained_and_put_back(balancer: Balancer, port: int, one: Backend, two: Backend) -> None:
+    """Under load: its requests go to 0 while the other serves everything, it is read back each time, and none fails."""
+    load = Load(port)
+    await until(lambda: one.served > 50 and two.served > 50)
+    assert await balancer.is_out() is False
+    for _ in range(2):
+        taken = await balancer.take_out()
+        assert taken.is_done is True, taken
+        assert await balancer.is_out() is True
+        await until(lambda: one.now == 0)
+        assert await served_in(one, 0.7) == 0
+        assert await served_in(two, 0.3) > 0
+        assert (await balancer.take_out()).is_done is True, "it was out already"
+        assert (await balancer.put_back()).is_done is True
+        assert await balancer.is_out() is False
+        assert await served_in(one, 0.7) > 0
+    assert await load.end() == []
+    print(f"{len(load.told)} requests, none failed")

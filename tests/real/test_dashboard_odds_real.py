@@ -62,9 +62,8 @@ def test_hostile_names_labels_and_journal_entries_are_only_text(browser: Any, od
         one.until(lambda: len(one.texts(".fleet tbody tr")) == 4)
         one.until(lambda: any("<img src=x" in text for text in one.texts(".c-model")))
         assert any("[U+202E]" in text for text in one.texts(".c-model"))
-        assert any(
-            text.startswith("long long") and text.endswith("…") for text in one.page.locator(".c-model").all_text_contents()
-        )
+        models = one.page.locator(".c-model").all_text_contents()
+        assert any(text.startswith("long long") and text.endswith("…") for text in models)
         is_itself(one)
         names = one.page.locator(".fleet tbody th a")
         for number in range(4):
@@ -82,7 +81,7 @@ def test_a_button_works_on_an_engine_with_a_hostile_name_and_a_hostile_journal(b
         one.open(ACTS)
         one.until(lambda: len(one.texts(".fleet tbody tr")) == 4)
         one.page.locator(".fleet th a").filter(has_text="<script>").click()
-        one.page.get_by_role("button", name="Pause", exact=True).click()
+        one.button("Pause").click()
         one.page.locator("#ask-yes").click()
         one.until(lambda: one.texts("#ask-says")[0].startswith("Accepted."))
         one.page.locator("#ask-no").click()
@@ -90,12 +89,18 @@ def test_a_button_works_on_an_engine_with_a_hostile_name_and_a_hostile_journal(b
         assert odd.get("/v1/actions")["paused"]["engines"] == [EVIL]
         one.page.get_by_role("link", name="← Fleet").click()
         one.engine("plain")
-        one.page.get_by_role("button", name="Restart", exact=True).click()
+        one.button("Restart").click()
         one.page.locator("#ask-yes").click()
         one.until(lambda: one.texts("#ask-says")[0].startswith("Accepted."))
         one.page.locator("#ask-no").click()
         one.page.locator(".s-journal bdi").filter(has_text="<img src=x").first.wait_for(timeout=60_000)
         is_itself(one)
+
+
+VIEWS: dict[str, Callable[[Tab], object]] = {
+    "token": lambda one: one.open(None), "fleet": lambda one: one.open(READS), "engine": lambda one: one.engine("plain"),
+    "ask": lambda one: one.button("Restart").click(),
+}  # fmt: skip
 
 
 def test_axe_finds_no_serious_violation(browser: Any, odd: World, record_property: Record) -> None:
@@ -104,8 +109,8 @@ def test_axe_finds_no_serious_violation(browser: Any, odd: World, record_propert
     passed = 0
     for scheme, wide in (("light", 1400), ("dark", 1400), ("light", 390), ("dark", 390)):
         with tab(browser, odd.url, viewport={"width": wide, "height": 900}, color_scheme=scheme, bypass_csp=True) as one:
-            for name in ("token", "fleet", "engine", "ask"):
-                go_to(one, name)
+            for name, go in VIEWS.items():
+                go(one)
                 one.page.wait_for_timeout(700)
                 result: Any = Axe().run(one.page)
                 passed += len(result["passes"])
@@ -113,18 +118,6 @@ def test_axe_finds_no_serious_violation(browser: Any, odd: World, record_propert
                 found += [f"{scheme} {wide} {name}: {rule['id']}: {rule['nodes'][0]['html'][:300]}" for rule in bad]
     record_property("figures", f"axe: {passed} rules passed on 16 pages, {len(found)} serious or critical violations")
     assert found == []
-
-
-def go_to(one: Tab, name: str) -> None:
-    """One after the other: the question for the token, the fleet, an engine, the question whether to restart it."""
-    if name == "token":
-        one.open(None)
-    elif name == "fleet":
-        one.open(READS)
-    elif name == "engine":
-        one.engine("plain")
-    else:
-        one.page.get_by_role("button", name="Restart", exact=True).click()
 
 
 def test_all_of_it_can_be_done_with_the_keyboard(browser: Any, odd: World) -> None:

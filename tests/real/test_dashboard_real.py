@@ -83,7 +83,7 @@ def test_a_change_is_on_the_page_within_two_seconds(browser: Any, acting: World,
 
 def pressed(one: Tab, name: str) -> str:
     """Press a button, confirm it, and what the page says then."""
-    one.page.get_by_role("button", name=name, exact=True).click()
+    one.button(name).click()
     one.page.locator("#ask-yes").click()
     one.until(lambda: one.page.locator("#ask-says").inner_text() not in ("", "asked …"))
     said = one.page.locator("#ask-says").inner_text()
@@ -97,15 +97,15 @@ def test_without_a_token_no_button_sends_anything(browser: Any, acting: World) -
     with tab(browser, acting.url) as one:
         one.open(None)
         one.page.keyboard.press("Escape")
-        one.page.get_by_role("button", name="Pause guard").click()
+        one.button("Pause guard").click()
         assert "a token is required. Nothing was sent." in one.page.locator("#token-says").inner_text()
         assert one.texts(".fleet tbody tr") == []
         # And where it was forgotten while an engine was shown: its buttons are gone with it.
         one.open(ACTS)
         one.engine("a")
-        one.page.get_by_role("button", name="Token", exact=True).click()
-        one.page.get_by_role("button", name="Forget it").click()
-        assert [one.page.get_by_role("button", name=name, exact=True).count() for name in BUTTONS] == [0, 0, 0, 0]
+        one.button("Token").click()
+        one.button("Forget it").click()
+        assert [one.button(name).count() for name in BUTTONS] == [0, 0, 0, 0]
         assert one.posts == []
         one.is_clean()
     assert acting.get("/v1/journal?last=1000")["entries"] == before
@@ -142,36 +142,31 @@ def test_with_the_token_that_only_reads_every_button_is_refused(browser: Any, ac
     assert acting.get("/v1/journal?last=1000")["entries"] == before
 
 
-def test_a_confirmation_that_is_declined_sends_nothing(browser: Any, acting: World) -> None:
-    """Neither its own button nor Escape lets anything through, and the keyboard stands on the harmless answer."""
+@pytest.mark.timeout(180)
+def test_with_the_token_that_acts_every_button_does_what_it_says(browser: Any, acting: World) -> None:
+    """Pause and resume, drain and put back, compact, restart: each on the real guard, seen in its journal and on the page.
+
+    Declined, by the button on which the keyboard stands or by Escape, nothing is sent.
+    """
     with tab(browser, acting.url) as one:
         one.open(ACTS)
         one.engine("b")
         for name in BUTTONS:
-            one.page.get_by_role("button", name=name, exact=True).click()
+            one.button(name).click()
             assert one.page.evaluate("document.activeElement.id") == "ask-no"
             one.page.keyboard.press("Escape" if name == "Drain" else "Enter")
         assert one.posts == []
-        one.is_clean()
-
-
-@pytest.mark.timeout(180)
-def test_with_the_token_that_acts_every_button_does_what_it_says(browser: Any, acting: World) -> None:
-    """Pause and resume, drain and put back, compact, restart: each on the real guard, seen in its journal and on the page."""
-    with tab(browser, acting.url) as one:
-        one.open(ACTS)
-        one.engine("b")
         assert pressed(one, "Pause").startswith("Accepted. b: paused")
-        one.page.get_by_role("button", name="Resume", exact=True).wait_for()
+        one.button("Resume").wait_for()
         assert pressed(one, "Restart").startswith("Blocked")
         assert pressed(one, "Resume").startswith("Accepted. b: resumed")
         assert pressed(one, "Pause guard").startswith("Accepted. all actions: paused")
-        one.page.get_by_role("button", name="Resume guard").wait_for()
+        one.button("Resume guard").wait_for()
         assert pressed(one, "Resume guard").startswith("Accepted.")
         assert pressed(one, "Drain").startswith("Accepted. b: drain")
-        one.page.get_by_role("button", name="Put back", exact=True).wait_for()
+        one.button("Put back").wait_for()
         assert pressed(one, "Put back").startswith("Accepted. b: undrain")
-        one.page.get_by_role("button", name="Drain", exact=True).wait_for()
+        one.button("Drain").wait_for()
         eventually(lambda: not acting.get("/v1/actions")["actions"], 30)
         assert pressed(one, "Compact").startswith("Accepted. b: compact")
         eventually(lambda: not acting.get("/v1/actions")["actions"], 30)
@@ -186,8 +181,8 @@ def test_with_the_token_that_acts_every_button_does_what_it_says(browser: Any, a
 def test_an_action_that_waits_for_approval_is_denied_and_approved_by_its_buttons(browser: Any, tmp_path: Path) -> None:
     """The buttons come with the question; a token that only reads changes nothing, deny is kept, approve restarts it."""
     with world(tmp_path) as farm:
-        for name in ("a", "b"):
-            farm.engine(name)
+        farm.engine("a")
+        farm.engine("b")
         farm.wait_ready()
         farm.guard("--act", text='[policy.dead]\nunexplained = "10s"\n', act='approve = ["restart"]\n')
         eventually(lambda: all(one["reach"] == "answers" for one in farm.get("/engines")["engines"]), 30)
@@ -196,14 +191,14 @@ def test_an_action_that_waits_for_approval_is_denied_and_approved_by_its_buttons
         with tab(browser, farm.url, viewport={"width": 360, "height": 740}) as one:
             one.open(READS)
             one.engine("a")
-            one.page.get_by_role("button", name="Approve", exact=True).wait_for(timeout=60_000)
+            one.button("Approve").wait_for(timeout=60_000)
             assert pressed(one, "Approve").startswith("Nothing was done")
         with tab(browser, farm.url) as one:
             one.open(ACTS)
             one.engine("a")
-            one.page.get_by_role("button", name="Deny", exact=True).wait_for(timeout=60_000)
+            one.button("Deny").wait_for(timeout=60_000)
             assert pressed(one, "Deny") == "Accepted. a: restart denied: not done"
-            one.page.get_by_role("button", name="Deny", exact=True).wait_for(state="detached")
+            one.button("Deny").wait_for(state="detached")
             one.page.goto(f"{farm.url}/#/")
             one.engine("b")
             assert pressed(one, "Approve").startswith("Accepted. b: restart approved")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,28 +60,30 @@ class Site(NamedTuple):
     server: EngineServer
     folder: Path
 
-    def state(self) -> dict[str, Any]:
+    async def state(self) -> dict[str, Any]:
         """The door's part of /plimsoll/state."""
-        told = asyncio.run(ask(self.server.port, "/plimsoll/state", None, BEARER))
+        told = await ask(self.server.port, "/plimsoll/state", None, BEARER)
         assert told.status == 200, told.body
         found: dict[str, Any] = told.json()
         assert found["faults"] == {}
         door: dict[str, Any] = found["door"]
         return door
 
-    def use(self, mode: str, table: Path) -> bool:
+    async def use(self, mode: str, table: Path) -> bool:
         """Have the door read another table; whether it is used."""
         body = {"PLIMSOLL_ADMIT": mode, "PLIMSOLL_CERTIFICATE": str(table)}
-        told = asyncio.run(ask(self.server.port, "/lab/door", body))
-        is_used: bool = told.json()
-        return is_used
+        return bool((await ask(self.server.port, "/lab/door", body)).json())
 
-    def wait_empty(self) -> None:
+    async def send(self, manner: str = "well", **more: Any) -> HttpAnswer:
+        """One completion of two tokens, or of as many as `more` says."""
+        body = {"model": "tiny", "max_tokens": 2, "ignore_eos": True, **more}
+        return await ask(self.server.port, "/v1/completions", body, manner=manner)
+
+    async def wait_empty(self) -> None:
         """The accounts are at 0 again, within a moment."""
-        deadline = time.monotonic() + 20
-        while self.state()["admitted_bytes"]:
-            assert time.monotonic() < deadline, self.state()
-            time.sleep(0.1)
+        async with asyncio.timeout(20):
+            while (await self.state())["admitted_bytes"]:
+                await asyncio.sleep(0.1)
 
 
 def write_table(path: Path, *kinds: dict[str, Any], **changed: Any) -> Path:
@@ -122,27 +123,17 @@ def prompt(tokens: int) -> list[int]:
     return [5 + place % 90 for place in range(tokens)]
 
 
-async def complete(port: int, manner: str = "well", **more: Any) -> HttpAnswer:
-    """One completion of two tokens, or of as many as `more` says."""
-    body = {"model": "tiny", "max_tokens": 2, "ignore_eos": True, **more}
-    return await ask(port, "/v1/completions", body, manner=manner)
-
-
-def send(site: Site, **more: Any) -> HttpAnswer:
-    return asyncio.run(complete(site.server.port, **more))
-
-
-def test_the_log_says_what_the_door_does_and_the_state_shows_it(site: Site) -> None:
+async def test_the_log_says_what_the_door_does_and_the_state_shows_it(site: Site) -> None:
     """One line when the engine's client is made, in the API server alone; nothing is refused yet."""
     lines = [line for line in site.server.log_text().splitlines() if "plimsoll: door:" in line]
     assert len(lines) == 1
     assert "door: refuses what 0.10 GiB of spare memory do not cover: prompt_logprobs, logprobs" in lines[0]
-    found = site.state()
+    found = await site.state()
     assert (found["mode"], found["open_because"], found["spare_bytes"], found["admitted_bytes"]) == ("certified", "", SPARE, 0)
     assert found["refused"] == {"never": {}, "not_now": {}}
 
 
-def test_what_never_fits_gets_vllms_own_400_and_what_fits_is_served(site: Site) -> None:
+async def test_what_never_fits_gets_vllms_own_400_and_what_fits_is_served(site: Site) -> None:
     """By the prompt's tokens as vLLM counts them, its copies, and the log-probabilities; plain requests of any size pass."""
     too_large: list[dict[str, Any]] = [
         {"prompt": prompt(101), "prompt_logprobs": 1},
@@ -162,89 +153,74 @@ def test_what_never_fits_gets_vllms_own_400_and_what_fits_is_served(site: Site) 
         for stream in (False, True):
             if stream and "prompt_logprobs" in more:
                 continue  # vLLM gives none in a stream
-            told = send(site, stream=stream, **more)
+            told = await site.send(stream=stream, **more)
             error = told.json()["error"]
             assert (told.status, error["code"], error["type"]) == (400, 400, "BadRequestError"), told.body
             assert error["param"] == ("logprobs" if "logprobs" in more else "prompt_logprobs")
             assert "cannot run this request within its GPU memory" in error["message"]
             assert "retry-after" not in told.headers
     for more in covered:
-        assert is_finished(send(site, **more)), more
-    assert site.state()["refused"] == {"never": {"prompt_logprobs": 3, "logprobs": 2}, "not_now": {}}
-    site.wait_empty()
+        assert is_finished(await site.send(**more)), more
+    assert (await site.state())["refused"] == {"never": {"prompt_logprobs": 3, "logprobs": 2}, "not_now": {}}
+    await site.wait_empty()
 
 
-def test_other_routes_go_through_the_same_door(site: Site) -> None:
+async def test_other_routes_go_through_the_same_door(site: Site) -> None:
     """Chat, plain and streamed, and tokens in and out: refused and served as completions are."""
     words = " ".join(["word"] * 150)
     chat = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": words}]}
     for more, status in (({"prompt_logprobs": 1}, 400), ({"logprobs": True, "top_logprobs": 12}, 400), ({}, 200)):
         for stream in (False, True) if "prompt_logprobs" not in more else (False,):
-            told = asyncio.run(ask(site.server.port, "/v1/chat/completions", {**chat, **more, "stream": stream}))
+            told = await ask(site.server.port, "/v1/chat/completions", {**chat, **more, "stream": stream})
             assert told.status == status, (more, stream, told.body)
             assert (b"within its GPU memory" in told.body) == (status == 400)
-    body: dict[str, Any] = {
-        "model": "tiny",
-        "token_ids": prompt(120),
-        "sampling_params": {"prompt_logprobs": 1, "max_tokens": 2},
-    }
-    assert asyncio.run(ask(site.server.port, "/inference/v1/generate", body)).status == 400
-    body["token_ids"] = prompt(20)
-    assert asyncio.run(ask(site.server.port, "/inference/v1/generate", body)).status == 200
-    site.wait_empty()
+    for count, status in ((120, 400), (20, 200)):
+        body = {"model": "tiny", "token_ids": prompt(count), "sampling_params": {"prompt_logprobs": 1, "max_tokens": 2}}
+        assert (await ask(site.server.port, "/inference/v1/generate", body)).status == status
+    await site.wait_empty()
 
 
-def test_what_does_not_fit_now_gets_503_and_when_to_come_again(site: Site) -> None:
+async def test_what_does_not_fit_now_gets_503_and_when_to_come_again(site: Site) -> None:
     """Two requests of 60 tokens at once: the second waits its turn elsewhere, and is served when the first has ended."""
-
-    async def scene() -> tuple[HttpAnswer, HttpAnswer, HttpAnswer, HttpAnswer]:
-        port = site.server.port
-        one = asyncio.create_task(complete(port, max_tokens=400, prompt=prompt(60), prompt_logprobs=1))
-        while not (await ask(port, "/plimsoll/state", None, BEARER)).json()["door"]["admitted_bytes"]:
-            assert not one.done(), "the first request was to run meanwhile"
-            await asyncio.sleep(0.01)
-        two = await complete(port, prompt=prompt(60), prompt_logprobs=1)
-        batch = await complete(port, prompt=[prompt(3), prompt(60), prompt(3)], prompt_logprobs=1)
-        small = await complete(port, prompt=prompt(40), prompt_logprobs=1)
+    one = asyncio.create_task(site.send(max_tokens=400, prompt=prompt(60), prompt_logprobs=1))
+    while not (await site.state())["admitted_bytes"]:
         assert not one.done(), "the first request was to run meanwhile"
-        return await one, two, batch, small
-
-    one, two, batch, small = asyncio.run(scene())
+        await asyncio.sleep(0.01)
+    two = await site.send(prompt=prompt(60), prompt_logprobs=1)
+    batch = await site.send(prompt=[prompt(3), prompt(60), prompt(3)], prompt_logprobs=1)
+    small = await site.send(prompt=prompt(40), prompt_logprobs=1)
+    assert not one.done(), "the first request was to run meanwhile"
     for told in (two, batch):
         error = told.json()["error"]
         assert (told.status, error["code"], error["type"]) == (503, 503, "Service Unavailable"), told.body
         assert int(told.headers["retry-after"]) >= 1
         assert "try again later" in error["message"]
-    assert is_finished(one)
+    assert is_finished(await one)
     assert is_finished(small)
-    site.wait_empty()
-    assert is_finished(send(site, prompt=prompt(60), prompt_logprobs=1))
-    assert site.state()["refused"]["not_now"] == {"prompt_logprobs": 2}
-    site.wait_empty()
+    await site.wait_empty()
+    assert is_finished(await site.send(prompt=prompt(60), prompt_logprobs=1))
+    assert (await site.state())["refused"]["not_now"] == {"prompt_logprobs": 2}
+    await site.wait_empty()
 
 
-def test_whoever_leaves_gives_back_what_it_held(site: Site) -> None:
+async def test_whoever_leaves_gives_back_what_it_held(site: Site) -> None:
     """Clients that reset, half-close or go at once, one or two copies: the accounts come back to 0, and stay there."""
-
-    async def scene() -> None:
-        for manner in ("leave", "reset", "half-close"):
-            for copies in (1, 2):
-                await complete(site.server.port, manner, max_tokens=300, prompt=prompt(20), n=copies, prompt_logprobs=1)
-
-    asyncio.run(scene())
-    site.wait_empty()
-    assert is_finished(send(site, prompt=prompt(100), prompt_logprobs=1))
-    site.wait_empty()
+    for manner in ("leave", "reset", "half-close"):
+        for copies in (1, 2):
+            await site.send(manner, max_tokens=300, prompt=prompt(20), n=copies, prompt_logprobs=1)
+    await site.wait_empty()
+    assert is_finished(await site.send(prompt=prompt(100), prompt_logprobs=1))
+    await site.wait_empty()
 
 
-def test_a_shadow_counts_and_a_foreign_table_opens_the_door(site: Site) -> None:
+async def test_a_shadow_counts_and_a_foreign_table_opens_the_door(site: Site) -> None:
     """Nothing is refused in shadow or by a table of another engine; both are said, and the counters are on vLLM's page."""
-    before = site.state()["refused"]
+    before = (await site.state())["refused"]
     table = write_table(site.folder / "shadow.json", PROMPT_LOGPROBS, BATCH)
-    assert site.use("shadow", table)
-    assert is_finished(send(site, prompt=prompt(101), prompt_logprobs=1))
-    assert is_finished(send(site, prompt=prompt(60), prompt_logprobs=1, n=2))
-    found = site.state()
+    assert await site.use("shadow", table)
+    assert is_finished(await site.send(prompt=prompt(101), prompt_logprobs=1))
+    assert is_finished(await site.send(prompt=prompt(60), prompt_logprobs=1, n=2))
+    found = await site.state()
     assert (found["mode"], found["would_refuse"]) == ("shadow", {"never": {"prompt_logprobs": 2}, "not_now": {}})
     assert (found["refused"], found["not_judged"]) == (before, ["batch"])
     for name, changed, says in (
@@ -254,16 +230,16 @@ def test_a_shadow_counts_and_a_foreign_table_opens_the_door(site: Site) -> None:
         ("runner.json", {"assumes": ASSUMES | {"v2_model_runner": True}}, "v2_model_runner True"),
         ("schema.json", {"schema": "plimsoll.certificate/9"}, "schema is missing, or its value cannot be"),
     ):
-        assert not site.use("certified", write_table(site.folder / name, PROMPT_LOGPROBS, **changed))
-        assert says in site.state()["open_because"]
-        assert is_finished(send(site, prompt=prompt(101), prompt_logprobs=1))
+        assert not (await site.use("certified", write_table(site.folder / name, PROMPT_LOGPROBS, **changed)))
+        assert says in (await site.state())["open_because"]
+        assert is_finished(await site.send(prompt=prompt(101), prompt_logprobs=1))
     assert "door: open, nothing is refused: the certificate is for vLLM 0.31.0" in site.server.log_text()
-    assert site.use("certified", site.folder / "good.json")
-    assert send(site, prompt=prompt(101), prompt_logprobs=1).status == 400
-    page = asyncio.run(ask(site.server.port, "/metrics")).body.decode()
+    assert await site.use("certified", site.folder / "good.json")
+    assert (await site.send(prompt=prompt(101), prompt_logprobs=1)).status == 400
+    page = (await ask(site.server.port, "/metrics")).body.decode()
     assert 'plimsoll_door_would_refuse_total{kind="prompt_logprobs",why="never"} 2.0' in page
-    never = site.state()["refused"]["never"]["prompt_logprobs"]
+    never = (await site.state())["refused"]["never"]["prompt_logprobs"]
     assert f'plimsoll_door_refused_total{{kind="prompt_logprobs",why="never"}} {never}.0' in page
     (spare,) = (line for line in page.splitlines() if line.startswith("plimsoll_door_spare_bytes"))
     assert float(spare.split()[-1]) == SPARE
-    site.wait_empty()
+    await site.wait_empty()

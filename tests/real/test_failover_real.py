@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lab.engine.clients import HttpAnswer, complete, is_finished
+from lab.engine.clients import ask, complete, is_finished
 from lab.engine.server import EngineServer, free_port
+from lab.page_world import answers
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.simulate.settings import EngineLimits
 from tests.fakes import eventually
 from tests.real.conftest import declare, need_vllm
-from tests.real.small_farm import need
+from tests.real.small_farm import need, until
 from tests.standin.engines import engine
-from tests.standin.servers import SLOW, Server, standin
+from tests.standin.servers import SLOW, standin
 from tests.standin.test_api_admin import Asking
 from tests.standin.test_api_gate import GATED, QUICK
 
@@ -27,39 +26,33 @@ FLAGS = ("--middleware", "plimsoll.inside.Gate", "--max-num-seqs", "2")
 WAIT_S = 120.0
 
 
-def value(page: str, name: str) -> float:
-    """The sum of a metric's samples."""
-    return sum(float(number) for number in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for it, off the loop's thread."""
+async def until_page(server: EngineServer, name: str, wanted: int) -> None:
+    """Wait until the samples of a metric add up to this."""
     async with asyncio.timeout(WAIT_S):
-        while not await asyncio.to_thread(holds):
+        while True:
+            page = (await ask(server.port, "/metrics")).body.decode()
+            if sum(map(float, re.findall(rf"^{name}{{[^}}]*}} (\S+)$", page, re.MULTILINE))) == wanted:
+                return
             await asyncio.sleep(0.1)
 
 
 @pytest.mark.once
-def test_a_killed_engine_core_frees_what_it_never_began(tmp_path: Path) -> None:
+async def test_a_killed_engine_core_frees_what_it_never_began(tmp_path: Path) -> None:
     """Two run and six wait, half of each as streams: six get 503 with the reason, two get answers of vLLM's own."""
     need_vllm()
     path = declare(tmp_path, "plimsoll_probe = plimsoll.inside.plugin:install")
     env = {"PYTHONPATH": path, "VLLM_PLUGINS": "plimsoll_probe", "PLIMSOLL_DIR": str(tmp_path / "run")}
-
-    async def scene(server: EngineServer) -> tuple[list[HttpAnswer], list[HttpAnswer]]:
-        assert is_finished(await complete(server.port, 2, stream=False))  # the first step, and a gate that has seen its ring
-        await until(lambda: any((tmp_path / "run").glob("ring-*")))
-        await asyncio.sleep(2.5)  # the gate looks once a second
-        ran = [asyncio.create_task(complete(server.port, 1900, stream=i == 0)) for i in range(2)]
-        await until(lambda: value(server.metrics(), "vllm:num_requests_running") == 2)
-        waited = [asyncio.create_task(complete(server.port, 20, stream=i % 2 == 0)) for i in range(6)]
-        await until(lambda: value(server.metrics(), "vllm:num_requests_waiting") == 6)
-        server.kill_engine_core()
-        return await asyncio.gather(*ran), await asyncio.gather(*waited)
-
     with EngineServer(FLAGS, env) as server:  # spawned, as vLLM does: a forked worker hides the death of its core
         server.wait_ready()
-        ran, waited = asyncio.run(scene(server))
+        assert is_finished(await complete(server.port, 2, stream=False))  # the first step, and a gate that has seen its ring
+        await until(lambda: any((tmp_path / "run").glob("ring-*")), WAIT_S)
+        await asyncio.sleep(2.5)  # the gate looks once a second
+        running = [asyncio.create_task(complete(server.port, 1900, stream=i == 0)) for i in range(2)]
+        await until_page(server, "vllm:num_requests_running", 2)
+        waiting = [asyncio.create_task(complete(server.port, 20, stream=i % 2 == 0)) for i in range(6)]
+        await until_page(server, "vllm:num_requests_waiting", 6)
+        server.kill_engine_core()
+        ran, waited = await asyncio.gather(*running), await asyncio.gather(*waiting)
         log = server.log_text()
     for answer in waited:
         found = answer.status, answer.headers.get("x-plimsoll-reason"), answer.headers.get("retry-after")
@@ -126,7 +119,7 @@ def test_a_balancer_sends_elsewhere_what_a_dead_engine_never_began(tmp_path: Pat
         with subprocess.Popen([path, *words], stderr=subprocess.DEVNULL) as balancer:
             try:
                 through = a._replace(port=port)
-                eventually(lambda: answers(through))
+                eventually(lambda: answers(f"http://127.0.0.1:{port}/health"))
                 asking = [Asking(through, max_tokens=10, stream=number % 4 < 2) for number in range(10)]
                 services = a.service, b.service
                 eventually(lambda: [len(service.states) for service in services] == [5, 5])
@@ -139,10 +132,3 @@ def test_a_balancer_sends_elsewhere_what_a_dead_engine_never_began(tmp_path: Pat
     lost = [got for got in told if got.status != 200 or b"EngineCore encountered an issue" in got.body]
     assert len(lost) == 1, [(got.status, got.body[:80]) for got in told]
     assert all(b'"finish_reason":"length"' in got.body for got in told if got not in lost)
-
-
-def answers(server: Server) -> bool:
-    """Whether the balancer answers already."""
-    with contextlib.suppress(OSError):
-        return server.ask("GET", "/health").status == 200
-    return False

@@ -24,6 +24,7 @@ from plimsoll.guard.act.journal_entry import APPROVAL, CLOSED, INTENT, OUTCOME
 from plimsoll.guard.adapters.cluster import LEASE_NAME
 from tests.assets.roles import Right, rights_of, role_objects
 from tests.cluster_api import TOKEN, Call, ClusterApi, Trouble, status_of
+from tests.real.small_farm import until
 
 Record = Callable[[str, object], None]
 PODS = """
@@ -92,15 +93,14 @@ class Scene:
 
     async def sees_all(self, guard: Guard) -> None:
         """Until guard has looked at every pod that is ready."""
-        end_s = time.monotonic() + 60
-        while True:
-            _, printed = await guard.ctl("status", "--json")
+
+        async def sees() -> bool:
             with contextlib.suppress(ValueError, KeyError):
-                engines = {one["name"]: one for one in json.loads(printed)["engines"]}
-                if all(engines.get(f"llm/{name}", {}).get("looks", 0) > 1 for name in self.fleet.endpoints()):
-                    return
-            assert time.monotonic() < end_s, guard.log()
-            await asyncio.sleep(0.5)
+                engines = {one["name"]: one for one in json.loads((await guard.ctl("status", "--json"))[1])["engines"]}
+                return all(engines.get(f"llm/{name}", {}).get("looks", 0) > 1 for name in self.fleet.endpoints())
+            return False
+
+        await until(sees, 60)
 
     async def close(self) -> None:
         for guard in self._guards:
@@ -121,13 +121,11 @@ async def scene(*, replicas: int = 3, net: int = 11, roles: Roles = ACTING) -> A
                 await here.close()
 
 
-async def restarted(guard: Guard, pod: str, end: str = "done") -> None:
-    """One restart that somebody asks for, to its end."""
-    before = closed(guard.journal())
-    code, printed = await guard.ctl("restart", f"llm/{pod}", "--yes")
+async def said(guard: Guard, *words: str) -> str:
+    """What guardctl prints, which must be accepted."""
+    code, printed = await guard.ctl(*words)
     assert code == 0, printed
-    entries = await guard.until(lambda entries: closed(entries) > before, RESTART_S)
-    assert [one.fields["end"] for one in entries if one.kind == CLOSED][-1] == end, told(entries)
+    return printed
 
 
 @pytest.mark.timeout(900)
@@ -140,8 +138,7 @@ async def test_of_500_requests_only_those_inside_the_wedged_engine_are_lost(reco
         guard = await here.guard()
         load = Clients(here.fleet, tokens=8)
         first, second, third = sorted(here.fleet.endpoints())
-        code, printed = await guard.ctl("shed", f"llm/{third}", "--yes")
-        assert code == 0, printed
+        await said(guard, "shed", f"llm/{third}", "--yes")
         await guard.until(lambda entries: closed(entries, "done", "shed") == 1, 60)
         refusals = iter([
             (429, status_of(429, details={"causes": [{"reason": "DisruptionBudget"}]}), {"Retry-After": "1"}),
@@ -149,7 +146,9 @@ async def test_of_500_requests_only_those_inside_the_wedged_engine_are_lost(reco
         ])  # fmt: skip
         here.api.evicts = lambda _: next(refusals, None)
         here.api.forget()
-        await restarted(guard, first)
+        await said(guard, "restart", f"llm/{first}", "--yes")
+        entries = await guard.until(lambda entries: closed(entries) == 1, RESTART_S)
+        assert closed(entries, "done") == 1, told(entries)
         assert [lost for lost in load.lost if lost.pod] == []
         await here.fleet.until_ready(3)
         await here.fleet.fault(second, "wedge")
@@ -195,8 +194,7 @@ async def test_people_with_tokens_of_the_cluster_approve_and_quarantine(record_p
         code, printed = await ask("bob", "approve", question)
         assert (code, "bob may not create pods/eviction" in printed) == (2, True), printed
         assert here.api.evicted == []
-        code, printed = await ask("alice", "approve", question)
-        assert code == 0, printed
+        assert (await ask("alice", "approve", question))[0] == 0
         here.api.tokens.add("the-next-token")
         (here.folder / "kube.token").write_text("the-next-token", encoding="ascii")
         here.api.cut_watches()
@@ -209,18 +207,14 @@ async def test_people_with_tokens_of_the_cluster_approve_and_quarantine(record_p
         assert any(f"guardctl approve {question}" in one for one in events), events
         await here.fleet.until_ready(2)
         await here.sees_all(guard)
-        code, printed = await ask("alice", "quarantine", f"llm/{first}", "--yes")
-        assert code == 0, printed
+        assert (await ask("alice", "quarantine", f"llm/{first}", "--yes"))[0] == 0
         assert "app" not in here.api.kind("/pods")["llm", first]["metadata"]["labels"]
         await here.fleet.until_ready(2)
         assert first not in here.fleet.endpoints()
         assert here.fleet.processes[first].returncode is None, "it lives on for inspection"
         code, printed = await ask("alice", "quarantine", f"llm/{min(here.fleet.endpoints())}", "--yes")
         assert (code, "one at a time" in printed) == (1, True), printed
-        end_s = time.monotonic() + 150
-        while here.api.evicted == [second]:
-            assert time.monotonic() < end_s, guard.log()
-            await asyncio.sleep(0.5)
+        await until(lambda: here.api.evicted != [second], 150)
         assert here.api.evicted == [second, first], "guard ends it: nobody else would"
         assert here.api.refused == []
         assert roles.differ(here.api.calls) == NEVER_CALLED
@@ -240,8 +234,7 @@ async def killed_in(step: str, net: int) -> int:
         pod = min(here.fleet.endpoints())
         if step in SLOW and step != "start":
             here.api.troubles.append(Trouble(*SLOW[step], wait_s=6.0))
-        code, printed = await guard.ctl("restart", f"llm/{pod}", "--yes")
-        assert code == 0, printed
+        await said(guard, "restart", f"llm/{pod}", "--yes")
         if step == "start":
             await guard.until(lambda entries: begun(entries, "idle"), RESTART_S)
             here.api.troubles.append(Trouble(*SLOW[step], wait_s=6.0))
@@ -290,10 +283,7 @@ async def test_two_guards_on_one_lease(record_property: Record) -> None:
         await here.fleet.until_ready(3)
         load = Clients(here.fleet, count=3, tokens=4, pause_s=0.2)
         await here.fleet.fault(third, "wedge")
-        end_s = time.monotonic() + RESTART_S
-        while third in here.fleet.endpoints() or len(here.fleet.endpoints()) < 3:
-            assert time.monotonic() < end_s, one.log() + two.log()
-            await asyncio.sleep(0.5)
+        await until(lambda: third not in here.fleet.endpoints() and len(here.fleet.endpoints()) == 3, RESTART_S)
         evictions = [call.name for call in here.api.calls if call.resource == "pods/eviction"]
         assert evictions.count(third) == 1
         assert len(evictions) == len(set(evictions))

@@ -1,28 +1,40 @@
-"""The server behind --: just started the first time, a restart where it follows another, and never against a person's word."""
+"""The server behind --: just started the first time, a restart where it follows another, and never against a person's word.
+
+At the end a real vLLM 0.32.0: found again by another guard, stopped without losing a stream, nothing left.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.engine.server import free_port
+import pytest
+
+from lab.engine.clients import complete, is_finished
+from lab.engine.server import READY_LIMIT_S, free_port
 from lab.guard.acting import Fault, State, World
 from lab.guard.acting_lives import POLICY, MemoryBook, conductor_of, run_in, to_the_end, unsafe
 from lab.guard.acting_parts import ENGINE, FakeSight
 from lab.guard.acting_play import ends, killed_at
+from lab.guard.own_engine import own_engine
+from lab.page_world import answers
 from plimsoll.guard.act.journal_entry import RESTART, Entry
 from plimsoll.guard.act.journal_replay import PAUSE
 from plimsoll.guard.act.steps import BROKEN
 from plimsoll.guard.daemon.journal import read_journal
+from plimsoll.hardware.processes import read_process
 from plimsoll.unknown import Condition, Status
 from tests.guard.daemon.guards import Guard, guarding
+from tests.real.conftest import need_vllm
+from tests.real.small_farm import until
 
 WHY = "guard's own server is not running"
 
@@ -159,15 +171,8 @@ def test_started_once_found_again_and_restarted_where_it_has_ended(tmp_path: Pat
         assert (tmp_path / "engine.log").read_text().count("plimsoll: the engine is started anew") == 1
     finally:
         for pid in pids:
-            _end(pid)
-
-
-def _end(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    time.sleep(0.1)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_server_that_cannot_be_started_ends_guard_with_its_reason(tmp_path: Path) -> None:
@@ -177,3 +182,37 @@ def test_a_server_that_cannot_be_started_ends_guard_with_its_reason(tmp_path: Pa
         assert guard.process.wait(30) == 3
         said = guard.complains("did not start")
         assert "the server did not start: /no/such/server cannot be started (No such file or directory)" in said
+
+
+@pytest.mark.once
+@pytest.mark.soak  # minutes on two cores
+@pytest.mark.timeout(900)
+async def test_a_real_engine_is_started_lost_found_and_stopped_amid_a_stream(tmp_path: Path) -> None:
+    """A guard is killed while it starts; the next one adopts it, does not start a second one, and its stop cuts nobody off."""
+    need_vllm()
+    root, port = Path(__file__).parents[2], free_port()
+    words = [sys.executable, "-m", "lab.guard.own_engine", str(tmp_path), str(port)]
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=root, env=environment, text=True) as starter:
+        assert starter.stdout is not None
+        said = starter.stdout.readline()
+        assert said.startswith("it was started as pid "), said
+        await asyncio.sleep(15.0)  # amid the start
+        starter.kill()
+    engine = own_engine(tmp_path, port)
+    try:
+        assert await engine.is_running() is True, "adopted"
+        assert (await engine.start()).is_done is False, "there is one already"
+        await until(lambda: answers(f"http://127.0.0.1:{port}/health"), READY_LIMIT_S)
+        stream = asyncio.create_task(complete(port, 1900, stream=True))
+        await asyncio.sleep(1.0)
+        pids = list(await engine.pids())
+        outcome = await engine.stop(60.0)
+        assert is_finished(await stream)
+        assert outcome.is_done, outcome
+        assert (outcome.facts["how"], outcome.facts["left"], outcome.facts["exit_code"]) == ("term", 0, 0), outcome
+        assert len(pids) >= 3
+        assert not [pid for pid in pids if (process := read_process(pid)) is not None and process.is_alive]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(said.rsplit(maxsplit=1)[1]), signal.SIGKILL)

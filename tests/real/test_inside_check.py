@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from lab.engine.install import engine_home
 from plimsoll.assets.inside_wheel import make_wheel, write_wheel
 from tests.real.conftest import need_vllm
+from tests.real.small_farm import ran
 
 # What vLLM itself does with an extension before a worker is made, asked of the classes that it would extend; and what it
 # does with plugins.
@@ -49,19 +49,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _check(*words: str) -> tuple[int, dict[str, Any]]:
-    command = [
-        sys.executable, "-m", "plimsoll", "inside", "check", "--json", "--python", str(engine_home() / "bin" / "python"),
-        "--", *words,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    checked = (sys.executable, "-m", "plimsoll", "inside", "check", "--json", "--python", str(engine_home() / "bin" / "python"))
+    done = ran(*checked, "--", *words, timeout=120)
     assert done.stdout, done.stderr
-    body = json.loads(done.stdout)
-    assert isinstance(body, dict)
-    return done.returncode, body
+    return done.returncode, dict(json.loads(done.stdout))
 
 
-def test_the_real_engine_takes_everything(wheel: Path) -> None:
-    """With the wheel on its path, 0.32.0 takes all parts, and both entry points are found in the file."""
+def test_the_real_engine_takes_everything_and_is_said_to_lack_the_wheel_without_it(wheel: Path) -> None:
+    """On its path, 0.32.0 takes all parts, and the entry points are found in the file; else it would not start: exit 1."""
     code, body = _check("env", f"PYTHONPATH={wheel}", "vllm", "serve", "m")
     assert code == 0, body
     assert body["stands_for_it"] == "0.32.0"
@@ -69,11 +64,6 @@ def test_the_real_engine_takes_everything(wheel: Path) -> None:
     assert {need["state"] for need in body["needs"]} == {"found"}
     points = ["plimsoll", "plimsoll_door", "plimsoll_probe", "plimsoll_survive"]
     assert body["package"] == {"visible": True, "entry_points": points}
-
-
-def test_without_the_wheel_the_real_engine_is_said_to_lack_it() -> None:
-    """The same engine without it would not start with our flags: exit 1."""
-    need_vllm()
     code, body = _check("vllm", "serve", "m")
     assert (code, body["package"]["visible"]) == (1, False)
 
@@ -82,22 +72,13 @@ def test_the_verdict_is_confirmed_by_importing_vllm(wheel: Path) -> None:
     """The real worker classes have none of the probe's names and no __new__ of their own; vLLM loads both plugins."""
     environment = {**os.environ, "PYTHONPATH": str(wheel)}
     environment.pop("VLLM_PLUGINS", None)
-    done = subprocess.run(
-        [str(engine_home() / "bin" / "python"), "-c", CONFIRM],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=environment,
-        cwd="/",
-    )
+    done = ran(str(engine_home() / "bin" / "python"), "-c", CONFIRM, timeout=300, env=environment, cwd="/")
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("answer ")).partition(" ")[2])
-    assert answer["clashes"] == []
-    assert answer["names"]
-    assert all(name.startswith("plimsoll_") for name in answer["names"])
-    assert answer["own_new"] == []
-    assert answer["reaches_ours"]
-    assert answer["is_class"]
-    assert answer["is_logger"]
-    assert answer["plugins"] == ["plimsoll", "plimsoll_door", "plimsoll_probe", "plimsoll_survive"]
+    names = answer.pop("names")
+    assert names
+    assert all(name.startswith("plimsoll_") for name in names)
+    assert answer == {
+        "clashes": [], "own_new": [], "reaches_ours": True, "is_class": True, "is_logger": True,
+        "plugins": ["plimsoll", "plimsoll_door", "plimsoll_probe", "plimsoll_survive"],
+    }  # fmt: skip

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from lab.engine.server import EngineServer, clean_environment
 from plimsoll.inside.figures import GROUPS, read_figures
 from tests.fakes import eventually
 from tests.real.conftest import SOURCE, declare, need_vllm
+from tests.real.small_farm import ran
 
 EXTENSION = """
 class Another:
@@ -46,41 +45,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen_early() -> list[dict[str, Any]]:
-    """The figures that could be read before the server was ready, oldest first."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def probed(folder: Path, seen_early: list[dict[str, Any]]) -> Iterator[EngineServer]:
-    """A server with the probe as its worker extension; the last test of this file kills it."""
+def probed(folder: Path) -> Iterator[EngineServer]:
+    """A server with the probe as its worker extension, which writes before the model is loaded; its last test kills it."""
     need_vllm()
     env = {"PYTHONPATH": SOURCE, "PLIMSOLL_DIR": str(folder), "PLIMSOLL_SAMPLE_S": "0.25", "PLIMSOLL_HISTORY": "100"}
     env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in production
     with EngineServer(["--worker-extension-cls", "plimsoll.inside.Probe"], env) as server:
-        is_ready = False
-        while not is_ready and server.exit_code() is None:
-            seen_early += figures(server, folder)
-            with contextlib.suppress(OSError):
-                is_ready = server.get("/health", timeout_s=2.0).status == 200
-            time.sleep(0.2)
+        eventually(lambda: figures(server, folder), 600)
+        assert figures(server, folder)[0]["phase"] == "starting"
         server.wait_ready()
         yield server
 
 
-def test_figures_begin_with_the_worker_and_say_when_it_serves(
-    probed: EngineServer, folder: Path, seen_early: list[dict[str, Any]]
-) -> None:
-    """vLLM takes the extension; the thread writes before the model is loaded, and no call was needed for it."""
+def test_the_figures_are_those_of_the_worker(probed: EngineServer, folder: Path) -> None:
+    """vLLM takes the extension. One worker, fresh, of the right process and rank, with what a CPU has and a reason for else."""
     log = probed.log_text()
     assert "Injected <class 'plimsoll.inside.probe.Probe'>" in log
     assert "plimsoll: figures of this worker every 0.25 s" in log
-    assert seen_early[0]["phase"] == "starting"
     eventually(lambda: figures(probed, folder)[0]["phase"] == "serving")
-
-
-def test_the_figures_are_those_of_the_worker(probed: EngineServer, folder: Path) -> None:
-    """One worker, fresh, of the right process and rank, with what a CPU has and a reason for all else."""
     (found,) = figures(probed, folder)
     names = {child.pid: child.name for child in probed.children()}
     assert names[found["pid"]].startswith("VLLM::Worker")
@@ -130,13 +112,8 @@ def test_as_a_plugin_it_works_beside_another_extension(start_engine: Callable[..
     (tmp_path / "site" / "another_extension.py").write_text(EXTENSION)
     run.mkdir(mode=0o700)
     (run / "worker-4194303.json").write_text("{")
-    server = start_engine(
-        "--worker-extension-cls", "another_extension.Another",
-        env={
-            "PYTHONPATH": path, "PLIMSOLL_DIR": str(run), "PLIMSOLL_PROBE": "plugin",
-            "VLLM_PLUGINS": "plimsoll_probe",
-        },
-    )  # fmt: skip
+    env = {"PYTHONPATH": path, "PLIMSOLL_DIR": str(run), "PLIMSOLL_PROBE": "plugin", "VLLM_PLUGINS": "plimsoll_probe"}
+    server = start_engine("--worker-extension-cls", "another_extension.Another", env=env)
     assert "Injected <class 'another_extension.Another'>" in server.log_text()
     eventually(lambda: [each["phase"] for each in figures(server, run)] == ["serving"])
     assert call(server, "somebody_elses") == {"result": "0"}
@@ -171,7 +148,5 @@ def test_plugin_and_extension_together_in_vllms_own_classes(tmp_path: Path) -> N
     """vLLM's clash check passes, a worker has one thread, and one without the extension has the methods too."""
     need_vllm()
     env = {**clean_environment(), "PYTHONPATH": SOURCE, "PLIMSOLL_DIR": str(tmp_path / "run"), "PLIMSOLL_PROBE": "plugin"}
-    done = subprocess.run(
-        [str(engine_home() / "bin" / "python"), "-c", BOTH], env=env, capture_output=True, text=True, check=False, timeout=300
-    )
+    done = ran(str(engine_home() / "bin" / "python"), "-c", BOTH, env=env, timeout=300)
     assert done.stdout.strip().endswith("both"), done.stderr[-3000:]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import socket
 import stat
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -16,9 +15,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lab.engine.server import MODEL_NAME, EngineServer
+from lab.engine.clients import complete
+from lab.engine.server import EngineServer
 from plimsoll.simulate.trace_files import read_trace
+from tests.fakes import eventually
 from tests.real.conftest import declare, need_vllm
+from tests.real.small_farm import ran
 
 SHARED_PROMPT = "the ship may be loaded as deep as the line allows " * 40
 # Says from inside the API server what the pulse holds, and attaches as a server without plugins would.
@@ -92,24 +94,18 @@ def ask(server: EngineServer, number: int) -> list[tuple[int, int]]:
 
 def give_up(server: EngineServer, number: int) -> None:
     """A client that goes away after the first bytes of its stream."""
-    wanted = {"model": MODEL_NAME, "prompt": f"gone {number}", "max_tokens": 1500, "stream": True, "ignore_eos": True}
-    body = json.dumps(wanted).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-        client.sendall(head.encode() + body)
-        assert client.recv(64).startswith(b"HTTP/1.1 200")
-        client.recv(64)
+    told = asyncio.run(complete(server.port, 1500, stream=True, prompt=f"gone {number}", manner="reset"))
+    assert (told.status, told.is_whole) == (200, False)
 
 
-def lines_of(folder: Path, at_least: int, limit_s: float = 30.0) -> list[dict[str, Any]]:
+def lines_of(folder: Path, at_least: int) -> list[dict[str, Any]]:
     """All lines, once there are so many."""
-    deadline_s = time.monotonic() + limit_s
-    while True:
-        files = sorted(folder.glob("requests-*.jsonl")) if folder.is_dir() else []
-        lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-        if len(lines) >= at_least or time.monotonic() > deadline_s:
-            return lines
-        time.sleep(0.2)
+
+    def lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for file in folder.glob("requests-*.jsonl") for line in file.read_text().splitlines()]
+
+    eventually(lambda: len(lines()) >= at_least, 30)
+    return lines()
 
 
 @pytest.fixture(scope="module")
@@ -159,18 +155,14 @@ def test_shared_beginnings_have_shared_hashes_and_no_others(recorded: Recorded) 
 
 def test_the_file_is_private_and_the_simulator_takes_it_as_it_is(recorded: Recorded) -> None:
     """Neither a prompt, nor a token, nor the id of a request; `read_trace` accepts every line and `simulate` replays them."""
-    recorded.lines()
+    lines = recorded.lines()
     (file,) = recorded.folder.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(recorded.folder.stat().st_mode) == 0o700
     assert not any(word in file.read_text() for word in ("ship", "plain", "cmpl", "token_ids", "request_id"))
-
-    lines = recorded.lines()
-    (file,) = recorded.folder.iterdir()
-    trace = read_trace(str(file))
-    assert len(trace.prompt) == len(lines)
-    words = ["simulate", str(file), "--num-blocks", "4096", "--block-size", "128", "--json"]
-    done = subprocess.run([sys.executable, "-m", "plimsoll", *words], capture_output=True, text=True, check=False)
+    assert len(read_trace(str(file)).prompt) == len(lines)
+    words = ("simulate", str(file), "--num-blocks", "4096", "--block-size", "128", "--json")
+    done = ran(sys.executable, "-m", "plimsoll", *words)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finished"] == len(lines)
 
@@ -179,13 +171,10 @@ def test_the_pulse_is_fed_once_settles_and_hears_sleep(recorded: Recorded) -> No
     """Attaching where the plugin is changes nothing; nothing of ours went wrong; a pause of level 0 is heard, and its end."""
     recorded.lines()
     said = recorded.server.get("/witness").json()
-    assert said["attached"] == [1, True, 1]
-    assert said["fed"] is True
     assert said["steps"] > 30
-    assert (said["running"], said["waiting"], said["asleep"]) == (0, 0, None)
+    wanted = {"attached": [1, True, 1], "fed": True, "running": 0, "waiting": 0, "asleep": None, "dropped": 0, "faults": {}}
+    assert {name: said[name] for name in wanted} == wanted
     assert said["finished"] == len(recorded.told) + recorded.aborted
-    assert said["dropped"] == 0
-    assert said["faults"] == {}
 
     assert recorded.server.post("/sleep?level=0").status == 200
     assert recorded.server.get("/witness").json()["asleep"] == 0
@@ -204,5 +193,5 @@ def test_a_server_without_the_plugin_records_once_attached(tmp_path: Path) -> No
         assert server.get("/witness").json()["attached"] == [1, True, 1]
         assert server.complete("one", 5, ignore_eos=True).status == 200
         server.stop()
-    (line,) = lines_of(tmp_path / "record", 1, limit_s=1.0)
+    (line,) = lines_of(tmp_path / "record", 1)
     assert line["output_tokens"] == 5

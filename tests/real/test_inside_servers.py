@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,57 +33,47 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def over_unix(path: Path, method: str, target: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+def over_unix(path: Path, target: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    """One question to an endpoint of ours on its own socket."""
     connection = UnixConnection(path)
-    connection.request(method, target, None if body is None else json.dumps(body), BEARER)
+    connection.request("POST" if body else "GET", f"/plimsoll/{target}", json.dumps(body) if body else None, BEARER)
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
 
 
 @pytest.mark.timeout(400)
-def test_two_api_servers_count_and_drain_together_over_a_socket_of_their_own(start_engine: StartEngine, tmp_path: Path) -> None:
+async def test_two_api_servers_count_and_drain_together_over_a_socket_of_their_own(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
     """The count is the sum, one drain stops both, and the endpoints are on the Unix socket alone."""
     path = tmp_path / "own.sock"
     server = start_engine(*GATED, "--api-server-count", "2", env={**GATED_ENV, "PLIMSOLL_LISTEN": f"unix:{path}"})
-    _warm_up_both(server, path)
-    for target in ("/plimsoll/state", "/plimsoll/memory"):
-        assert asyncio.run(ask(server.port, target, None, BEARER)).status == 404
-    assert asyncio.run(ask(server.port, "/plimsoll/ready")).status == 200
+    async with asyncio.timeout(60):  # until both have been asked something
+        while not path.exists() or over_unix(path, "state")[1]["api_servers"] < 2:
+            await ask(server.port, "/plimsoll/ready")
+            await asyncio.sleep(0.2)
+    for target in ("state", "memory"):
+        assert (await own(server, target)).status == 404
+    assert (await ask(server.port, "/plimsoll/ready")).status == 200
     assert oct(path.stat().st_mode & 0o777) == "0o600"
 
-    async def scene() -> tuple[list[HttpAnswer], int, list[HttpAnswer], list[HttpAnswer]]:
-        started = [asyncio.create_task(complete(server.port, LONG, stream=i % 2 == 0)) for i in range(16)]
-        async with asyncio.timeout(30):
-            while (await asyncio.to_thread(over_unix, path, "GET", "/plimsoll/state", None))[1]["in_flight"] < 16:
-                await asyncio.sleep(0.05)
-        wish = {"epoch": 1, "quiet_s": 60, "bound_s": 60, "refuse": True}
-        _, drained = await asyncio.to_thread(over_unix, path, "POST", "/plimsoll/drain", wish)
-        ready = await asyncio.gather(*(ask(server.port, "/plimsoll/ready") for _ in range(16)))
-        refused = await asyncio.gather(*(complete(server.port, 2, stream=False) for _ in range(16)))
-        return await asyncio.gather(*started), drained["in_flight"], ready, refused
-
-    started, in_flight, ready, refused = asyncio.run(scene())
-    assert in_flight == 16
-    assert all(is_finished(told) for told in started)
+    started = [asyncio.create_task(complete(server.port, LONG, stream=i % 2 == 0)) for i in range(16)]
+    async with asyncio.timeout(30):
+        while (await asyncio.to_thread(over_unix, path, "state"))[1]["in_flight"] < 16:
+            await asyncio.sleep(0.05)
+    wish = {"epoch": 1, "quiet_s": 60, "bound_s": 60, "refuse": True}
+    assert (await asyncio.to_thread(over_unix, path, "drain", wish))[1]["in_flight"] == 16
+    ready = await asyncio.gather(*(ask(server.port, "/plimsoll/ready") for _ in range(16)))
     assert {told.status for told in ready} == {503}  # whichever of the two was asked
+    refused = await asyncio.gather(*(complete(server.port, 2, stream=False) for _ in range(16)))
     assert {told.status for told in refused} == {503}
-    status, found = over_unix(path, "GET", "/plimsoll/state")
+    assert all(is_finished(told) for told in await asyncio.gather(*started))
+    status, found = over_unix(path, "state")
     assert (status, found["api_servers"], found["in_flight"], found["workers"]) == (200, 2, 0, 1)
-    assert over_unix(path, "POST", "/plimsoll/undrain", {"epoch": 1})[0] == 200
-    assert is_finished(asyncio.run(complete(server.port, 2, stream=False)))
-    _metrics_are_of_the_whole(server)
+    assert over_unix(path, "undrain", {"epoch": 1})[0] == 200
+    assert is_finished(await complete(server.port, 2, stream=False))
 
-
-def _warm_up_both(server: EngineServer, path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists() or over_unix(path, "GET", "/plimsoll/state")[1]["api_servers"] < 2:
-        assert time.monotonic() < deadline
-        asyncio.run(ask(server.port, "/plimsoll/ready"))
-        time.sleep(0.2)
-
-
-def _metrics_are_of_the_whole(server: EngineServer) -> None:
-    time.sleep(1.5)
+    await asyncio.sleep(1.5)
     lines = [line for line in server.metrics().splitlines() if line.startswith("plimsoll_")]
     values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
     assert values["plimsoll_in_flight"] == 0

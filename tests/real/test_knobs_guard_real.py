@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from plimsoll.guard.config import PromiseConfig
 from plimsoll.guard.daemon.knob_advice import KnobAdvisor
 from plimsoll.guard.engine_config import EngineConfig
 from tests.cli.test_guard import config
+from tests.fakes import eventually
 from tests.guard.daemon.guards import Guard, guarding
 from tests.real.conftest import need_vllm
 from tests.real.test_knobs_real import KnobServer
@@ -42,14 +42,6 @@ def in_force(server: KnobServer) -> Any:
     return server.knobs()[1]["knobs"]["max-num-seqs"]["in_force"]
 
 
-def until(holds: Callable[[], bool], what: str, limit_s: float = 90.0) -> None:
-    """Return when it holds; fail when it does not in time."""
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.3)
-
-
 def order(guard: Guard, *words: str) -> None:
     """guardctl set, which must be accepted."""
     assert main(["guardctl", "set", "one", *words, "--at", f"http://127.0.0.1:{guard.port}"]) == 0
@@ -63,17 +55,15 @@ def test_guard_killed_lease_over_and_engine_restarted(tmp_path: Path, monkeypatc
     monkeypatch.delenv("PLIMSOLL_GUARD_TOKEN", raising=False)
     (tmp_path / "token").write_text(TOKEN, encoding="ascii")
     with engine(tmp_path) as server:
-        path = config(
-            tmp_path,
-            f"[act]\njournal = 'journal'\n[[engine]]\nname = 'one'\nurl = '{server.url}'\ntoken_file = 'token'\n",
-        )
+        text = f"[act]\njournal = 'journal'\n[[engine]]\nname = 'one'\nurl = '{server.url}'\ntoken_file = 'token'\n"
+        path = config(tmp_path, text)
         server.wait_ready()
         with guarding(tmp_path, "--act", "--config", path) as guard:
             guard.hears("one: answers", 60.0)
             order(guard, "max-num-seqs=3", "--for", "1h")
             assert in_force(server) == 3
             asyncio.run(burst(server.port, 6))
-            until(lambda: "verified by its steps" in str(guard.json("/engines")), "its steps do not show it")
+            eventually(lambda: "verified by its steps" in str(guard.json("/engines")), 90)
             guard.process.kill()
             guard.process.wait(20)
         assert in_force(server) == 3, "a lease lives in the engine"
@@ -84,12 +74,12 @@ def test_guard_killed_lease_over_and_engine_restarted(tmp_path: Path, monkeypatc
         again.wait_ready()
         assert in_force(again) == SEQS, "a restarted engine has no lease"
         with guarding(tmp_path, "--act", "--config", path) as guard:
-            until(lambda: in_force(again) == 3, "the next guard has the journal, and does not set it again")
+            eventually(lambda: in_force(again) == 3, 90)  # the next guard has the journal, and sets it again
             order(guard, "max-num-seqs=2", "--for", "4s")
             assert in_force(again) == 2
             guard.process.kill()
             guard.process.wait(20)
-        until(lambda: in_force(again) == SEQS, "a lease that is over is still in force", 30.0)
+        eventually(lambda: in_force(again) == SEQS, 30)
         asyncio.run(burst(again.port, 6))
 
 
@@ -112,9 +102,7 @@ def test_advice_replays_what_this_engine_has_just_served(tmp_path: Path, record_
         server.wait_ready()
         asyncio.run(burst(server.port, 4))
         began = time.time()
-        assert all(asyncio.run(burst(server.port, BURST)))
-        until(lambda: len(rows(tmp_path, began)) == BURST, "the recording is not whole")
-        gaps = sorted(map(tpot_s, rows(tmp_path, began)))
+        gaps = sorted(gaps_of(server, tmp_path))
         # What one in eight has got: a promise that this load does not keep as it is.
         promise = PromiseConfig(ttft_s=120.0, tpot_s=gaps[BURST // 8], window_s=time.time() - began + 20)
         about = EngineConfig(name="one", url=server.url, token=TOKEN, recording=str(tmp_path / "recording"))
@@ -135,20 +123,19 @@ def test_advice_replays_what_this_engine_has_just_served(tmp_path: Path, record_
         assert int(found[3]) > int(found[4])
         assert server.knobs({found[1]: int(found[2]), "lease_s": 600})[0] == 200
         assert asyncio.run(advisor.advise(about))[1] == "knobs are set: what they give is not known before they are let go"
-        began = time.time()
-        assert all(asyncio.run(burst(server.port, BURST)))
-        until(lambda: len(rows(tmp_path, began)) == BURST, "the recording is not whole")
-        kept = sum(tpot_s(row) <= promise.tpot_s for row in rows(tmp_path, began))
+        kept = sum(gap <= promise.tpot_s for gap in gaps_of(server, tmp_path))
         print(f"with it set, {kept} of {BURST} were within the promise")
 
 
-def tpot_s(row: dict[str, Any]) -> float:
-    """Seconds from token to token."""
-    return float(row["finished"] - row["first_token"]) / float(row["output_tokens"] - 1)
+def gaps_of(server: KnobServer, folder: Path) -> list[float]:
+    """A burst, and the seconds from token to token of each of its requests, as the engine recorded them."""
+    began = time.time()
+    assert all(asyncio.run(burst(server.port, BURST)))
 
+    def rows() -> list[dict[str, Any]]:
+        texts = [path.read_text(encoding="utf-8") for path in (folder / "recording").glob("*.jsonl")]
+        found = [json.loads(line) for text in texts for line in text.splitlines()]
+        return [row for row in found if row["arrival"] >= began]
 
-def rows(folder: Path, since: float) -> list[dict[str, Any]]:
-    """The lines of the recording that came since."""
-    texts = [path.read_text(encoding="utf-8") for path in (folder / "recording").glob("*.jsonl")]
-    found = [json.loads(line) for text in texts for line in text.splitlines()]
-    return [row for row in found if row["arrival"] >= since]
+    eventually(lambda: len(rows()) == BURST, 90)
+    return [(row["finished"] - row["first_token"]) / (row["output_tokens"] - 1) for row in rows()]

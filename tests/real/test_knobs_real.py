@@ -106,21 +106,17 @@ def test_each_knob_turned_at_random_changes_no_token(
         server.knobs({"epoch": epoch})
         assert server.knobs({"epoch": epoch - 1, "max-num-seqs": 1})[0] == 409
     assert server.exit_code() is None
-    assert not clients.mistakes(), clients.mistakes()[:3]
-    found = clients.differences()
-    assert len(found) <= reference.allowed_share * len(clients.greedy()), found[:5]
+    assert not clients.noticed()
     assert largest["running"] <= 24
     assert largest["tokens"] <= 512
     after = server.wait_idle()
-    preempted = after["vllm:num_preemptions_total"] - before["vllm:num_preemptions_total"]
-    hits = after["vllm:prefix_cache_hits_total"] - before["vllm:prefix_cache_hits_total"]
-    assert preempted > 0
-    assert hits > 0
+    counters = ("vllm:num_preemptions_total", "vllm:prefix_cache_hits_total")
+    preempted, hits = (after[name] - before[name] for name in counters)
+    assert min(preempted, hits) > 0
     assert clients.longest_s < LONGEST_S
     figures = (
         f"{turns} turns of each of {len(KNOBS)} knobs in {epoch - first} orders and {time.monotonic() - began:.0f} s; "
-        f"{len(clients.answers)} answers, {clients.tokens()} tokens, "
-        f"{len(found)} of {len(clients.greedy())} greedy answers differ; {preempted:.0f} preemptions, "
+        f"{clients.told()}; {preempted:.0f} preemptions, "
         f"{hits:.0f} tokens from the prefix cache; the longest request took {clients.longest_s:.0f} s"
     )
     print(figures)

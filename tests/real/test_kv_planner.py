@@ -1,4 +1,4 @@
-"""Our block arithmetic against vLLM 0.32's own planner, integer by integer."""
+"""Our block arithmetic against vLLM 0.32's own planner, integer by integer; and starts that it refuses at the very edge."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ import pytest
 from lab.engine.kv_cases import FAMILIES, GIB, Case, published, random_case
 from lab.engine.planner import PlannerProcess
 from plimsoll.errors import BadInput
+from plimsoll.findings import Code
+from plimsoll.hardware.cards import gpu_named
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.files import read_model
 from plimsoll.models.shape import LayerKind, ModelShape
+from plimsoll.plan.findings import findings_of, stops_the_start
 from plimsoll.plan.kv import KvPlan, WhyRefused, plan_kv
 from plimsoll.plan.kv_layers import CannotGroupError, specs_of_all_stages
-from plimsoll.plan.settings import Settings
+from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 
 CASES = int(os.environ.get("PLIMSOLL_KV_CASES", "600"))
-
-
 CONFIGS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "model-configs"
 
 
@@ -50,21 +54,15 @@ def same_refusal(plan: KvPlan, answer: dict[str, Any]) -> None:
         assert plan.refusal.estimated_max_len == (int(estimate[1]) if estimate else 0)
 
 
-def ours(case: Case) -> KvPlan | CannotGroupError:
-    """Our plan, or why we make none."""
-    try:
-        return plan_kv(case.ranks, case.settings, case.available)
-    except CannotGroupError as error:
-        return error
-
-
-def agree(case: Case, answer: dict[str, Any]) -> str:
+def agree(planner: PlannerProcess, case: Case) -> str:
     """Assert that we say what vLLM says; returns in a word what that was."""
-    plan = ours(case)
-    if isinstance(plan, CannotGroupError):
-        assert not answer["ok"], f"we refuse ({plan}), vLLM does not"
-        # Where both the layers and the memory are bad, vLLM may name the memory first.
-        return "layers refused"
+    answer = planner.plan(case.ranks, case.settings, case.available)
+    try:
+        plan = plan_kv(case.ranks, case.settings, case.available)
+    except CannotGroupError as error:
+        if answer["ok"]:
+            pytest.fail(f"we refuse ({error}), vLLM does not")
+        return "layers refused"  # where both the layers and the memory are bad, vLLM may name the memory first
     if not answer["ok"]:
         same_refusal(plan, answer)
         return "memory refused"
@@ -85,7 +83,7 @@ def agree(case: Case, answer: dict[str, Any]) -> str:
 @pytest.mark.parametrize("case", list(published()), ids=lambda case: case.name)
 def test_a_published_case_agrees(planner: PlannerProcess, case: Case) -> None:
     """A model people run gets vLLM's blocks, bytes, groups, tokens and concurrency."""
-    assert agree(case, planner.plan(case.ranks, case.settings, case.available)) == "planned"
+    assert agree(planner, case) == "planned"
 
 
 def test_random_layers_agree(planner: PlannerProcess) -> None:
@@ -97,13 +95,11 @@ def test_random_layers_agree(planner: PlannerProcess) -> None:
     families: Counter[str] = Counter()
     for number in range(CASES):
         case = random_case(dice)
-        answer = planner.plan(case.ranks, case.settings, case.available)
         try:
-            said[agree(case, answer)] += 1
+            said[agree(planner, case)] += 1
         except AssertionError as error:
-            shown = {key: value for key, value in answer.items() if key != "pages"}
             specs = Counter(spec for rank in case.ranks for _, spec in rank)
-            pytest.fail(f"PLIMSOLL_SEED={seed}, case {number} ({case.name}): {error}\n{case.settings}\n{specs}\n{shown}")
+            pytest.fail(f"PLIMSOLL_SEED={seed}, case {number} ({case.name}): {error}\n{case.settings}\n{specs}")
         families[case.name] += 1
     print(f"{CASES} cases: {dict(said)}; {dict(families)}")
     assert said["planned"] >= 100
@@ -127,8 +123,61 @@ def test_the_layers_of_public_models_agree(planner: PlannerProcess) -> None:
                 ranks = specs_of_all_stages(replace(model, mtp_layers=mtp), settings)
             except BadInput:
                 continue  # TP does not divide its heads
-            case = Case(path.stem, ranks, settings, (40 * GIB,) * pp)
-            said[agree(case, planner.plan(case.ranks, case.settings, case.available))] += 1
+            said[agree(planner, Case(path.stem, ranks, settings, (40 * GIB,) * pp))] += 1
     print(dict(said))
     assert said["planned"] >= 100
     assert not said["layers refused"]
+
+
+RELEASE = "0.32.0"
+MODELS = (
+    "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-8B", "mistralai/Mistral-7B-Instruct-v0.3",
+    "google/gemma-2-9b-it", "google/gemma-3-4b-it", "openai/gpt-oss-20b", "microsoft/phi-4",
+)  # fmt: skip
+CARDS = ("L4", "RTX 4090", "A100-40G", "L40S", "H100")
+
+
+def _plan(model: ModelFacts, card: Card, settings: Settings) -> tuple[Ledger, set[Code], set[Code]]:
+    """The ledger, the codes that stop the start, and all: what only a part of the band refuses is a warning."""
+    ledger = plan_ledger(model, settings, card)
+    findings = list(findings_of(ledger, model.shape, (), {}))
+    return ledger, {f.code for f in findings if stops_the_start(f)}, {f.code for f in findings}
+
+
+def _says(planner: PlannerProcess, model: ModelFacts, ledger: Ledger) -> Code | None:
+    """What vLLM's planner makes of the same layers and the same bytes."""
+    ranks = specs_of_all_stages(model.shape, ledger.settings)
+    answer = planner.plan(ranks, ledger.settings, (max(ledger.kv.value, 0),) * len(ranks))
+    if answer["ok"]:
+        return None
+    return Code.STARTUP_NO_CACHE_BLOCKS if refused(answer) is WhyRefused.NO_MEMORY else Code.STARTUP_CONTEXT_TOO_LONG
+
+
+def test_starts_at_the_edge_are_called_as_vllm_calls_them(planner: PlannerProcess) -> None:
+    """The longest context that fits is granted; what is too long is refused, or warned of where the band leaves it open."""
+    said: Counter[str] = Counter()
+    for name in MODELS:
+        model = ModelFacts(name, ModelShape.from_config(read_model(name, hub=None).config))
+        for card_name in CARDS:
+            gpu = gpu_named(card_name)
+            card = Card(gpu.name, gpu.total_bytes, gpu.total_low_bytes, gpu.total_high_bytes, gpu.compute_capability)
+            line = read_command_line(["m"], RELEASE)
+            settings = read_settings(Flags(line, RELEASE), {}, model.shape, card)
+            at_most = plan_ledger(model, settings, card).kv_plan.largest_context_that_fits
+            edge = [replace(settings, max_model_len=at_most), replace(settings, max_model_len=at_most + 32)] if at_most else []
+            small = plan_ledger(model, settings, card)
+            share = (small.requested.value - small.kv.value - (64 << 20)) / card.total_bytes
+            for changed in (settings, *edge, replace(settings, utilization=share)):
+                if not 0 < changed.utilization <= 1 or changed.max_model_len > model.shape.max_context:
+                    continue
+                ledger, codes, told = _plan(model, card, changed)
+                if Code.STARTUP_WEIGHTS_DO_NOT_FIT in codes:
+                    continue  # it fails before the cache is looked at
+                truth = _says(planner, model, ledger)
+                where = (name, card_name, changed.max_model_len, changed.utilization, codes, told, truth)
+                assert codes & {Code.STARTUP_CONTEXT_TOO_LONG, Code.STARTUP_NO_CACHE_BLOCKS} <= {truth}, where
+                assert truth is None or truth in told, where
+                said["granted" if truth is None else truth.value] += 1
+    print(dict(said))
+    assert sum(count for what, count in said.items() if what != "granted") >= 30
+    assert said["granted"] >= 30

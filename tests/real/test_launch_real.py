@@ -1,30 +1,31 @@
-"""What is generated to launch a server, in the hands of the programs that will read it."""
+"""What is generated to launch a server, in the hands of the programs that will read it; and a stand-in started by it."""
 
 from __future__ import annotations
 
-import contextlib
 import http.client
+import os
 import random
+import re
+import shlex
+import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from lab.engine.parser import ParserProcess
 from lab.engine.server import free_port
 from lab.page_world import answers
-from plimsoll.assets.launch import WAYS, launch_files
+from plimsoll.assets.inside_wheel import make_wheel
+from plimsoll.assets.launch import launch_files
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
-from tests.assets.started import started_words
 from tests.each import each
 from tests.fakes import eventually
-from tests.real.small_farm import need
+from tests.net.page_server import serving
+from tests.real.small_farm import need, ran
+from tests.real.watching import process_of
 
-PLANS = 50
 AWKWARD = (
     ("env", "MY_NOTE=50% of $5 'quoted' # $(date)", "vllm", "serve", MODELS[0], "--api-key", SECRET),
     (
@@ -48,11 +49,11 @@ def test_systemd_has_nothing_to_say_of_the_units(words: tuple[str, ...], tmp_pat
         paths.append(tmp_path / name)
         paths[-1].write_text(text, encoding="utf-8")
     command = [need("systemd-analyze", "systemd"), "verify", "--man=no", *map(str, paths)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = [line for line in (ran.stdout + ran.stderr).splitlines() if str(tmp_path) in line or ".service:" in line]
-    assert (ran.returncode, told) == (0, [])
+    done = ran(*command)
+    told = [line for line in (done.stdout + done.stderr).splitlines() if str(tmp_path) in line or ".service:" in line]
+    assert (done.returncode, told) == (0, [])
     paths[0].write_text(paths[0].read_text(encoding="utf-8").replace("KillMode=", "KillMod="), encoding="utf-8")
-    assert "KillMod" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert "KillMod" in ran(*command).stderr
 
 
 @each("seed", range(6))
@@ -61,65 +62,34 @@ def test_shellcheck_has_nothing_to_say_of_the_script(seed: int, tmp_path: Path) 
     script = tmp_path / "start.sh"
     plan = plan_of(*AWKWARD[seed]) if seed < len(AWKWARD) else random_plan(random.Random(seed))
     script.write_text(launch_files(settings_of(plan), ["systemd"])["systemd/vllm-start.sh"], encoding="utf-8")
-    ran = subprocess.run([need("shellcheck", "shellcheck"), str(script)], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "")
-
-
-class _Says(BaseHTTPRequestHandler):
-    """A server that answers everything with 200, whatever is asked for."""
-
-    def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):  # HAProxy's own check hangs up when it has what it wants
-            super().handle()
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.send_header("X-Priority", self.headers.get("X-Plimsoll-Priority", "none"))
-        self.end_headers()
-        self.wfile.write(b"ok")
-
-    do_POST = do_GET  # noqa: N815  the name of the one it stands beside
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name of the one it replaces
-        """Say nothing."""
+    done = ran(need("shellcheck", "shellcheck"), str(script))
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a real HAProxy with the generated configuration, in front of a server that says yes to everything."""
-    folder = tmp_path_factory.mktemp("haproxy")
-    behind = ThreadingHTTPServer(("127.0.0.1", 0), _Says)
-    threading.Thread(target=behind.serve_forever, daemon=True).start()
-    made = settings_of(plan_of("vllm", "serve", MODELS[0]))
-    port = free_port()
-    text = launch_files(made, ["systemd"])["systemd/haproxy.cfg"]
-    replaced = {
-        "bind :8080": f"bind 127.0.0.1:{port}",
-        "127.0.0.1:8000": f"127.0.0.1:{behind.server_port}",
-        "/run/haproxy/admin.sock": str(folder / "admin.sock"),
-    }
-    for generated, here in replaced.items():
-        assert generated in text
-        text = text.replace(generated, here)
-    config = folder / "haproxy.cfg"
-    config.write_text(text, encoding="utf-8")
-    process = subprocess.Popen([need("haproxy", "haproxy"), "-db", "-f", str(config)], stderr=subprocess.DEVNULL)
-    try:
-        eventually(lambda: answers(f"http://127.0.0.1:{port}/v1/models"))
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-        behind.shutdown()
+    folder, port = tmp_path_factory.mktemp("haproxy"), free_port()
+    text = launch_files(settings_of(plan_of("vllm", "serve", MODELS[0])), ["systemd"])["systemd/haproxy.cfg"]
+    with serving(lambda one: one.answer(b"ok", X_Priority=one.headers.get("X-Plimsoll-Priority", "none"))) as behind:
+        for generated, here in (
+            ("bind :8080", f"bind 127.0.0.1:{port}"), ("127.0.0.1:8000", behind.host),
+            ("/run/haproxy/admin.sock", str(folder / "admin.sock")),
+        ):  # fmt: skip
+            assert generated in text
+            text = text.replace(generated, here)
+        (folder / "haproxy.cfg").write_text(text, encoding="utf-8")
+        with process_of([need("haproxy", "haproxy"), "-db", "-f", str(folder / "haproxy.cfg")], folder / "log"):
+            eventually(lambda: answers(f"http://127.0.0.1:{port}/v1/models"))
+            yield port
 
 
 def _asked(port: int, path: str, **headers: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     connection.putrequest("POST", path, skip_accept_encoding=True)  # the path goes out as it is
-    for name, value in {"Content-Length": "0", **headers}.items():
+    for name, value in {"Content-Length": "2", **headers}.items():
         connection.putheader(name.replace("_", "-"), value)
-    connection.endheaders()
+    connection.endheaders(b"{}")
     return connection.getresponse()
 
 
@@ -142,19 +112,50 @@ def test_clients_reach_what_is_theirs_and_nothing_else(proxy: int) -> None:
     assert _asked(proxy, "/v1/models", X_Plimsoll_Priority="high").headers["X-Priority"] == "none"
 
 
-def test_the_commands_of_fifty_random_plans_are_taken_by_the_real_parser(parser: ParserProcess, tmp_path: Path) -> None:
-    """As a shell, Docker and the kubelet start them; with the gate, the probe and the timer that the files reckon with."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    dice = random.Random(seed)
-    for _ in range(PLANS):
-        made = settings_of(random_plan(dice))
-        for way, words in started_words(launch_files(made, WAYS), tmp_path).items():
-            assert words[:2] == ["vllm", "serve"]
-            answer = parser.parse(words[1:])
-            assert answer["ok"], (seed, way, words, answer)
-            space = answer["namespace"]
-            assert space["shutdown_timeout"] == made.timers.shutdown_s, (seed, way, words)
-            assert space["middleware"][-1] == "plimsoll.inside.Gate", (seed, way, words)
-            assert space.get("api_key") is None, (seed, way, words)
-            assert space.get("port", 8000) == made.command.port if made.command else False, (seed, way, words)
+TOKEN = "a-token-that-is-long-enough"
+SOURCES = str(Path(__file__).parents[2] / "src")
+
+
+def test_the_script_starts_it_and_the_unit_takes_it_out_before_the_stop(tmp_path: Path) -> None:
+    """`exec` leaves one process; the wheel beside the script holds gate and leave; after SIGTERM it ends with code 0."""
+    port = free_port()
+    made = settings_of(plan_of("vllm", "serve", MODELS[0], "--max-model-len", "4k", "--port", str(port)))
+    wheel = make_wheel()
+    (tmp_path / wheel.name).write_bytes(wheel.content)
+    (tmp_path / "gate.token").write_text(TOKEN, encoding="utf-8")
+    files = {name: text.replace("/etc/plimsoll", str(tmp_path)) for name, text in launch_files(made, ["systemd"]).items()}
+    script = tmp_path / "start.sh"
+    script.write_text(files["systemd/vllm-start.sh"].replace(made.wheel, wheel.name), encoding="utf-8")
+    shim = tmp_path / "vllm"
+    shim.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} -m plimsoll standin --gpu H100 "$@"\n', encoding="utf-8")
+    shim.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "PYTHONPATH": SOURCES, "PLIMSOLL_TOKEN_FILE": str(tmp_path / "gate.token")}
+    process, ready = subprocess.Popen(["/bin/sh", str(script)], env=environ), f"http://127.0.0.1:{port}/plimsoll/ready"
+    try:
+        eventually(lambda: process.poll() is not None or answers(ready), 60)
+        assert process.poll() is None
+        command = re.search(r"ExecStop=-(.*)", files["systemd/vllm.service"])
+        assert command is not None
+        # -S: what is installed beside this Python is not seen, so that the wheel alone must do.
+        said = command[1].replace(made.wheel, wheel.name).replace("leave 30", "leave 2")
+        left = ran(*shlex.split(said.replace("python3", f"{sys.executable} -S")), env=environ, timeout=30)
+        assert (left.returncode, left.stdout) == (0, "it refuses new work and is idle\n"), left.stderr
+        assert process.poll() is None
+        assert not answers(ready)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(made.timers.stop_s) == 0
+    finally:
+        process.kill()
+
+
+def test_no_unit_names_a_file_that_is_not_made_or_asked_for() -> None:
+    """What lies in /etc/plimsoll is generated, or docs/launch.md says how to make it."""
+    made = settings_of(plan_of("vllm", "serve", MODELS[0]))
+    files = launch_files(made, ["systemd"])
+    page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"/etc/plimsoll/([\w.-]+)", files["systemd/vllm.service"] + files["systemd/plimsoll-guard.service"]))
+    by_hand = {"gate.token", "guard.token", "guard-read.token", "vllm.env"}
+    assert named <= {path.partition("/")[2] for path in files} | by_hand | {made.wheel}
+    assert "$f.token" in page
+    assert "/etc/plimsoll/vllm.env" in page

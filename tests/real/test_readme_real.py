@@ -1,4 +1,4 @@
-"""Commands of the README, docs/inside.md and docs/install.md that need an engine or a package index, as they are typed."""
+"""Commands of the README and of pages that need an engine or a package index, as they are typed; the whole tutorial."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
-import urllib.request
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lab.engine.install import NO_NETWORK, PIP_DETOURS
 from lab.page import commands_of
-from tests.real.conftest import StartEngine
+from lab.page_world import answers
+from tests.fakes import eventually
+from tests.real.conftest import StartEngine, need_vllm
+from tests.real.small_farm import IN_CI, need, ran
 
 ROOT = Path(__file__).parents[2]
 README, INSIDE, DASHBOARD, INSTALL = (
@@ -43,26 +46,11 @@ def test_the_two_flags_and_guard_work_as_they_are_typed(start_engine: StartEngin
     try:
         assert guard.stdout is not None
         assert "answers, vLLM 0.32.0" in guard.stdout.readline()
-        assert b"<html" in _page()
+        eventually(lambda: answers(PAGE, b"<html"))
         guard.send_signal(signal.SIGTERM)
         assert guard.wait(30) == 0
     finally:
         guard.kill()
-
-
-def _page() -> bytes:
-    """What is served there, as soon as it is."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    end_s = time.monotonic() + 20
-    while True:
-        try:
-            with opener.open(PAGE, timeout=5) as answer:
-                read: bytes = answer.read()
-                return read
-        except OSError:
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(0.2)
 
 
 @pytest.mark.timeout(600)
@@ -75,11 +63,11 @@ def test_pip_installs_the_command_and_what_simulate_needs(tmp_path: Path) -> Non
     brought, size_mb = [], []
     for command in INSTALLS:
         assert f"`{command}`" in README + INSTALL
-        ran = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-        if ran.returncode and NO_NETWORK.search(ran.stderr) and os.environ.get("CI", "").lower() in ("", "0", "false"):
+        done = ran("sh", "-c", command, cwd=ROOT, env=env)
+        if done.returncode and NO_NETWORK.search(done.stderr) and not IN_CI:
             pytest.skip("pip reaches no package index from here")
-        assert ran.returncode == 0, ran.stderr[-2000:]
-        listed = subprocess.run(["pip", "list", "--format=freeze"], env=env, capture_output=True, text=True, check=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        listed = ran("pip", "list", "--format=freeze", env=env)
         brought.append({line.partition("==")[0].lower() for line in listed.stdout.splitlines()} - {"pip", "setuptools"})
         size_mb.append(sum(path.stat().st_size for path in home.rglob("*") if path.is_file() and not path.is_symlink()) / 1e6)
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
@@ -87,6 +75,44 @@ def test_pip_installs_the_command_and_what_simulate_needs(tmp_path: Path) -> Non
     assert not brought[0] & {"numpy", "numba", "pydantic", "ray", "torch", "uvicorn", "vllm"}
     assert size_mb[0] < 120
     assert brought[1] == brought[0] | {"numpy", "numba", "llvmlite"}
-    said = subprocess.run(["plimsoll", "--help"], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert said.stdout.startswith("usage: plimsoll COMMAND")
+    assert ran("plimsoll", "--help", env=env, cwd=tmp_path).stdout.startswith("usage: plimsoll COMMAND")
     assert (home / "bin" / "plimsoll").is_file()
+
+
+def test_the_wheel_holds_every_module_template_and_table(tmp_path: Path) -> None:
+    """Everything under src/plimsoll that git has, and the pages that `plimsoll doctor --explain` prints."""
+    built = ran(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT))
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("plimsoll_line-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    listed = ran("git", "ls-files", "src/plimsoll", "docs/findings", cwd=ROOT).stdout.split()
+    there = [path for path in listed if (ROOT / path).is_file()]
+    assert {path.removeprefix("src/").replace("docs/findings", "plimsoll/findings") for path in there} - packed == set()
+    assert "plimsoll/assets/templates/start.sh.j2" in packed
+
+
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+LIMIT_S = 900.0  # on a machine that has much else to do; alone it is four minutes
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_the_tutorial_is_true(record_property: Callable[[str, object], None]) -> None:
+    """Every command ends as it should and prints what is shown; nothing is left running. Otherwise one line says where."""
+    need_vllm()
+    need("curl", "curl")
+    # A process of its own: should this one be killed, it notices, and ends what it has started.
+    words = [sys.executable, "-m", "lab.run_page", str(TUTORIAL)]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said, times = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    assert (process.returncode, said) == (0, ""), said + times[-2000:]
+    took = [float(seconds) for seconds in re.findall(r":\d+: ([\d.]+) s: ", times)]
+    assert len(took) == len(commands_of(TUTORIAL.read_text(encoding="utf-8")))
+    record_property("figures", {"commands": len(took), "seconds": round(sum(took)), "longest": max(took)})
+    typed = "".join(command.text for command in commands_of(TUTORIAL.read_text(encoding="utf-8")))
+    parts = "flags plan tune assets guard guardctl doctor".split()
+    assert [part for part in parts if f"plimsoll {part} " not in typed] == [], "it goes through the whole loop"

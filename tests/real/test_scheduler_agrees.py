@@ -148,7 +148,7 @@ def test_knobs_turned_at_the_same_steps_agree(scheduler: SchedulerProcess) -> No
 
 
 def test_a_wrong_replay_is_caught(scheduler: SchedulerProcess) -> None:
-    """A replay with one setting changed differs from vLLM in many cases: the comparison can fail."""
+    """A replay with one setting changed differs from vLLM in many cases; a request that never fits is an answer."""
     dice = random.Random(7)
     caught: Counter[str] = Counter()
     for _ in range(40):
@@ -166,10 +166,7 @@ def test_a_wrong_replay_is_caught(scheduler: SchedulerProcess) -> None:
         for name, changed in wrong.items():
             caught[name] += difference(real, ours(case._replace(settings=changed))) is not None
     assert min(caught[name] for name in ("block size", "one block more", "async", "prefix caching")) >= 3, caught
-
-
-def test_a_request_that_never_fits_is_an_answer(scheduler: SchedulerProcess) -> None:
-    """Where vLLM would wait for ever the driver says so and goes on to the next case."""
+    # Where vLLM would wait for ever the driver says so and goes on to the next case.
     groups = (CacheGroup("full", 16), CacheGroup("sliding", 16, 64))
     settings = EngineLimits(num_blocks=9, max_num_batched_tokens=64, max_model_len=512, groups=groups)
     stuck = Case((Asked(0, 100, 4),), 16, settings, StepTime())
@@ -183,11 +180,11 @@ def test_the_driver_is_the_published_one(scheduler: SchedulerProcess) -> None:
     """Three hundred real conversations give the step and request rows that were recorded with the reference driver."""
     with gzip.open(SHARED / "data" / "traces" / "sharegpt_300_hashed.jsonl.gz", "rt", encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
-    stamps = [round(line["timestamp"] * 1_000_000) for line in lines]
-    asked = sorted(zip(stamps, lines, strict=True), key=lambda one: one[0])
+    lines.sort(key=lambda line: round(line["timestamp"] * 1_000_000))
+    first, *_ = stamps = [round(line["timestamp"] * 1_000_000) for line in lines]
     requests = tuple(
-        Asked(stamp - asked[0][0], line["input_length"], max(1, line["output_length"]), 0, tuple(line["hash_ids"]))
-        for stamp, line in asked
+        Asked(stamp - first, line["input_length"], max(1, line["output_length"]), 0, tuple(line["hash_ids"]))
+        for stamp, line in zip(stamps, lines, strict=True)
     )
     settings = EngineLimits(num_blocks=2588, max_model_len=32768, async_scheduling=True)
     case = Case(requests, 16, settings, StepTime(17_000_000, 100_000, 20_000, 140_000))

@@ -1,4 +1,4 @@
-"""The service runs as they were kept: loads in their order, each with its own lines of the recording, and their replay."""
+"""Runs on an H200 as they were kept: loads in their order, their replay, and pairs where one predicts the other, or cannot."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.tune_h200 import (
+    LIMITED,
+    LIMITED_S,
+    SEATS,
+    SERVER,
+    UNLIMITED,
+    crossed,
+    fitted_to_unlimited,
+    paired,
+    seconds,
+    seen,
+    start,
+    step_ms,
+    traffic,
+)
 from lab.gpu.provoke_failures import HERE
 from lab.service import score, tuned
 from lab.service.predict import errors, fitted, planned
@@ -20,12 +35,6 @@ from plimsoll.simulate.traffic import generate, parse_synthetic
 FLAGS = ["--enforce-eager", "--max-model-len", "8192", "--kv-cache-memory-bytes", "4294967296", "--max-num-seqs", "64"]
 TIMES = StepTime(9_000_000, 30_000, 15_000, 40)
 BEGAN = {"a-1": 1_000.0, "a-2": 2_000.0}
-
-
-def model_in(folder: Path) -> Path:
-    """The shape that the runs have."""
-    folder.mkdir()
-    return tuned.model_in(folder)
 
 
 def kept_in(folder: Path, model: Path) -> None:
@@ -63,7 +72,8 @@ def write_stage(folder: Path, loads: list[dict[str, object]]) -> None:
 
 def test_fitted_to_one_load_the_other_is_foretold(tmp_path: Path) -> None:
     """Each load has its own requests; where both have the same steps, duration and latencies are met within 5 %."""
-    model = model_in(tmp_path / "model")
+    (tmp_path / "model").mkdir()
+    model = tuned.model_in(tmp_path / "model")
     kept_in(tmp_path / "kept", model)
     one, other = loads_in(tmp_path / "kept")
     assert [one.name, other.name] == ["a-1", "a-2"]
@@ -106,3 +116,44 @@ def test_what_tune_named_is_what_was_run_and_it_came_as_foretold() -> None:
             found = score.all_loads()[f"{setting}-{number}"].found
             assert found["good"] == pytest.approx(foretold["met"], abs=1)
             assert found["seconds"] == pytest.approx(foretold["seconds"], rel=score.ALLOWED)
+
+
+@pytest.mark.parametrize(("fitted", "predicted"), [("tight", "storm"), ("storm", "tight")])
+def test_fitted_to_one_run_the_other_is_predicted(fitted: str, predicted: str) -> None:
+    """Within ten per cent in requests a second, in both directions: another load on the same server."""
+    assert abs(crossed(fitted, predicted)) < 0.10
+
+
+@pytest.mark.parametrize("fitted", ["unlimited-2", "seats-24-2", "graphs-unlimited-1", "graphs-seats-24-1"])
+def test_with_and_without_a_limit_each_is_predicted_by_the_other(fitted: str) -> None:
+    """Two settings of one server in one hour: within ten per cent, and unlimited is the better one, as it was measured."""
+    off, gain = paired(fitted)
+    assert abs(off) < 0.10
+    assert gain > 0
+    kind = "graphs-" if fitted.startswith("graphs-") else ""
+    assert score.seen(f"{kind}unlimited-2").duration_s < score.seen(f"{kind}seats-24-2").duration_s
+
+
+def test_the_traffic_is_the_one_that_was_sent() -> None:
+    """Its prompt tokens are those that the server counted; of the answers eight tokens were under way at the last look."""
+    run = seen()
+    assert traffic(UNLIMITED).prompt.sum() == run.prompt_tokens[-1]
+    assert 0 <= traffic(UNLIMITED).output.sum() - run.output_tokens[-1] < 10
+
+
+def test_the_storm_itself_is_replayed() -> None:
+    """232 preemptions and 38 at once were measured; the replay has as many within a tenth."""
+    found = replay(traffic(UNLIMITED), SERVER, fitted_to_unlimited()).totals
+    assert found.preemptions == pytest.approx(232, rel=0.1)
+    assert found.peak_running == pytest.approx(38, abs=2)
+
+
+def test_unlimited_and_24_were_not_equally_fast_servers() -> None:
+    """The miss, and its cause: steps of the unlimited run took over 20 ms with any number of requests, one or 38, and those of
+    the other 16 ms all told. A fit to one is off by a fifth on the other, and no flag explains a step of one request."""
+    times = fitted_to_unlimited()
+    predicted = LIMITED / seconds(LIMITED, SEATS, times)
+    assert predicted / (LIMITED / LIMITED_S) - 1 == pytest.approx(-0.22, abs=0.03)
+    assert min(step_ms(1, 6), step_ms(6, 20), step_ms(26, 40)) > 20
+    steps = replay(traffic(LIMITED), SERVER._replace(max_num_seqs=SEATS), start()).totals.steps
+    assert 1e3 * LIMITED_S / steps < 17

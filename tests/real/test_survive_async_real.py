@@ -7,7 +7,6 @@ step functions are vLLM's own all the same. See lab/survive/async_core.py for wh
 from __future__ import annotations
 
 import os
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ from lab.engine.server import clean_environment
 from lab.survive.async_worker import SITES
 from lab.survive.scenarios import play_scenarios, random_scenarios, without_faults
 from lab.survive.server import ROOT
+from tests.each import each
 from tests.real.conftest import need_vllm
+from tests.real.small_farm import ran
 
 pytestmark = pytest.mark.once
 RANDOM = 40
@@ -64,28 +65,21 @@ def structured_scenarios() -> list[dict[str, Any]]:
     return [common, {**common, "asynchronous": False}, {**common, "runner": "second", "late": True}]
 
 
+Played = dict[str, tuple[dict[str, Any], dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Every scenario of this file and what became of it; they share one process."""
     need_vllm()
     asked: dict[str, dict[str, Any]] = {f"random {each['seed']}": each for each in random_scenarios(RANDOM, 1)}
     asked |= {f"queue: {name}": each for name, each in queue_scenarios().items()}
     for number, scenario in enumerate(structured_scenarios()):
         asked |= {f"grammar {number}": scenario, f"undisturbed {number}": without_faults(scenario)}
-    for name in SABOTAGE:
-        asked[f"sabotage: {name}"] = {
-            "seed": 3,
-            "share": 0.3,
-            "pause": 3,
-            "requests": 40,
-            "sabotage": name,
-            "sites": ["early", "forward"],
-        }
+    harmful = {"seed": 3, "share": 0.3, "pause": 3, "requests": 40, "sites": ["early", "forward"]}
+    asked |= {f"sabotage: {name}": {**harmful, "sabotage": name} for name in SABOTAGE}
     answers = play_scenarios(asked.values(), tmp_path_factory.mktemp("core"))
     return {name: (asked[name], answer) for name, answer in zip(asked, answers, strict=True)}
-
-
-Played = dict[str, tuple[dict[str, Any], dict[str, Any]]]
 
 
 def failures(played: Played, start: str) -> list[str]:
@@ -137,12 +131,12 @@ def test_structured_output_goes_on_where_it_was(played: Played) -> None:
         assert disturbed["tokens"] == undisturbed["tokens"]
 
 
-@pytest.mark.parametrize("name", list(SABOTAGE))
-def test_what_is_left_out_of_containment_is_noticed(played: Played, name: str) -> None:
+@each(("name", "says"), SABOTAGE.items())
+def test_what_is_left_out_of_containment_is_noticed(played: Played, name: str, says: str) -> None:
     """With one part of containment taken out, the same checks fail."""
     answer = played[f"sabotage: {name}"][1]
     assert not answer["ok"]
-    assert SABOTAGE[name] in answer["error"]
+    assert says in answer["error"]
 
 
 @pytest.mark.soak
@@ -160,6 +154,5 @@ def test_a_penalty_survives_the_step_after_a_failure() -> None:
     """vLLM's own batch fills sampled tokens into penalties; what is forgotten of them is forgotten whole."""
     need_vllm()
     env = {**clean_environment(), "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
-    command = [str(engine_home() / "bin" / "python"), "-m", "lab.survive.penalties"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    done = ran(str(engine_home() / "bin" / "python"), "-m", "lab.survive.penalties", env=env, timeout=200)
     assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr[-2000:]

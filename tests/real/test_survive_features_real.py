@@ -22,7 +22,6 @@ from tests.real.conftest import need_vllm
 
 pytestmark = pytest.mark.once
 ADAPTERS = ("port", "starboard", "stern")
-ADAPTER_KINDS = ("plain", "chat", "logprobs", "stop", "long")
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
 UNPROVEN = {"PLIMSOLL_SURVIVE": "unproven"}
 ROUNDS_SOAK = 200
@@ -45,8 +44,8 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SurviveServer
 @pytest.fixture(scope="module")
 def drafted(drafting: SurviveServer) -> Reference:
     """Mixed requests with each adapter, and their answers before the first fault."""
-    asks = [ask for ask in mixed_asks(24, 5) if ask.kind in ADAPTER_KINDS]
-    return Reference.of(drafting.port, with_adapters(asks, ADAPTERS))
+    kinds = ("plain", "chat", "logprobs", "stop", "long")
+    return Reference.of(drafting.port, with_adapters([ask for ask in mixed_asks(24, 5) if ask.kind in kinds], ADAPTERS))
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +70,13 @@ def check_rounds(server: SurviveServer, reference: Reference, rounds: int, sites
     count = len(server.raised())
     with Clients(server.port, reference, count=16, seed=seed) as clients:
         play_rounds(server, clients, rounds, seed, sites)
-    assert not clients.mistakes()
-    found = clients.differences()
-    assert len(found) <= reference.allowed_share * len(clients.greedy()), found[:5]
+    assert not clients.noticed()
     raised = Counter(fault["site"] for fault in server.raised()[count:])
     assert set(raised) == set(sites)
     assert len(server.contained()) == len(server.raised())
     figures = server.wait_idle()
     assert figures["vllm:kv_cache_usage_perc"] == figures["plimsoll_survive_aborted_total"] == 0
-    return f"{len(clients.answers)} answers, {clients.tokens()} tokens, {len(found)} differ, {dict(raised)}"
+    return f"{clients.told()}, {dict(raised)}"
 
 
 def answer_of(server: SurviveServer, ask: Ask, name: str = "") -> Answer:
@@ -119,15 +116,13 @@ def test_an_adapter_left_half_copied_would_be_noticed(drafting: SurviveServer, d
 
 @pytest.mark.soak
 def test_pictures_survive_rounds_of_faults(seeing: SurviveServer, seen: Reference, record_property: Any) -> None:
-    """A picture whose encoding was dropped is encoded again: all tokens equal, and each picture has tokens of its own."""
+    """A picture whose encoding was dropped is encoded again: all tokens equal, and each picture has tokens of its own.
+
+    One that never fits is refused alone, with the reason; the others' pictures are encoded.
+    """
     assert len({tuple(answer.tokens[0][:8]) for answer in seen.answers}) > 50
     sites = (*EVERY_STEP, "encoder", "encoded")
     record_property("figures", check_rounds(seeing, seen, ROUNDS_SOAK, sites, 6))
-
-
-@pytest.mark.soak
-def test_a_picture_that_never_fits_is_refused_alone(seeing: SurviveServer, seen: Reference) -> None:
-    """Its request is aborted with the reason; the others' pictures are encoded."""
     seeing.set_faults({"site": "encoder", "request": "doomed"})
 
     async def both() -> tuple[Answer, list[Answer]]:

@@ -51,11 +51,10 @@ def reference(server: SurviveServer) -> Reference:
     return Reference.of(server.port, mixed_asks(96, 1))
 
 
-def greedy(prompt: str, tokens: int = SUBJECT_TOKENS) -> Ask:
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-    return Ask(
-        "plain", COMPLETIONS, {**body, "return_token_ids": True, "stream": True, "stream_options": {"include_usage": True}}
-    )
+def greedy(prompt: str) -> Ask:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": SUBJECT_TOKENS, "ignore_eos": True, "temperature": 0}
+    streamed = {"return_token_ids": True, "stream": True, "stream_options": {"include_usage": True}}
+    return Ask("plain", COMPLETIONS, body | streamed)
 
 
 def ask_named(server: SurviveServer, subject: Ask, name: str, others: list[Ask]) -> tuple[Answer, list[Answer]]:
@@ -82,8 +81,7 @@ def check_shortage(server: SurviveServer, reference: Reference, seconds: float) 
         time.sleep(seconds)
         served = clients.tokens()
         server.set_faults()
-    assert not clients.mistakes()
-    assert len(clients.differences()) <= reference.allowed_share * len(clients.greedy())
+    assert not clients.noticed()
     after, faults = server.figures(), server.raised()[raised:]
     contained = after["plimsoll_survive_contained_total"] - before["plimsoll_survive_contained_total"]
     recomputed = after["plimsoll_survive_recomputed_tokens_total"] - before["plimsoll_survive_recomputed_tokens_total"]
@@ -132,16 +130,14 @@ def test_a_shortage_that_lasts_ends_in_smaller_steps(server: SurviveServer, refe
     record_property("figures", check_shortage(server, reference, SHORTAGE_S))
 
 
-PLACES = [(site, place) for site in TEXT_SITES for place in (0, SUBJECT_TOKENS // 2, SUBJECT_TOKENS - 1)]
-
-
 def test_every_site_at_the_first_a_middle_and_the_last_step(server: SurviveServer, reference: Reference) -> None:
     """Whichever step of a request fails, and where: it and those beside it get the tokens of an undisturbed run."""
     # A failure behind the sampler has drawn from a seeded request's generator already: it goes on with other tokens.
     beside = [number for number, ask in enumerate(reference.asks[12:24], 12) if not ask.is_sampled]
     before = [number for number, ask in enumerate(reference.asks[12:24], 12) if ask.kind == "seeded"] + beside
     prompts = {"model": "tiny", "prompt_logprobs": 2, "stream": False}
-    for site, place in PLACES:
+    places = [(site, place) for site in TEXT_SITES for place in (0, SUBJECT_TOKENS // 2, SUBJECT_TOKENS - 1)]
+    for site, place in places:
         if site == "prompt_logprobs" and place:
             continue
         subject = greedy(f"subject of {site} {place} " * 3)
@@ -187,17 +183,11 @@ def test_nobody_notices_rounds_of_faults(
         play_rounds(server, clients, rounds - WARM_UP_ROUNDS, seed + 1)
         later = server.resident_bytes()
     assert server.exit_code() is None
-    assert not clients.mistakes()
-    answers = len(clients.answers)
-    found = clients.differences()
-    assert len(found) <= reference.allowed_share * len(clients.greedy()), found[:5]
+    assert not clients.noticed()
     for name, size in resident.items():
         assert later[name] - size < max(CREEP_BYTES, CREEP_SHARE * size), f"{name}: {size} to {later[name]} bytes"
     grown = {name: f"{(later[name] - size) / 2**20:+.1f} MiB" for name, size in resident.items()}
-    record_property("figures", (
-        f"{rounds} rounds in {time.monotonic() - started:.0f} s, {answers} answers, {clients.tokens()} tokens, "
-        f"{len(found)} differ, {grown}"
-    ))  # fmt: skip
+    record_property("figures", f"{rounds} rounds in {time.monotonic() - started:.0f} s, {clients.told()}, {grown}")
 
 
 def test_the_accounts_add_up_at_the_end(server: SurviveServer) -> None:
@@ -232,9 +222,7 @@ def test_steps_grow_back_after_a_shortage_of_a_minute(model: Path, tmp_path: Pat
         record_property("figures", check_shortage(server, reference, SHORTAGE_SOAK_S))
         deadline = time.monotonic() + 400
         with Clients(server.port, reference, count=4):
-            while (found := server.figures())["plimsoll_survive_tokens_per_step"] < found[
-                "plimsoll_survive_tokens_per_step_start"
-            ]:
+            while (now := server.survive_state()["tokens_per_step"])["now"] < now["start"]:
                 assert time.monotonic() < deadline, "steps never grew back"
                 time.sleep(2)
         assert "plimsoll: survive: growing back" in server.log_text()

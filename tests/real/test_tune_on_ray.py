@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.gpu.fleet_parts import children
 from plimsoll.cli.main import main
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.goodput import Job, Traffic, parse_slo
 from plimsoll.tune.runners import on_cores, ray_runner
+from tests.real.small_farm import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = "synthetic:requests=300,rate=20,prompt=600,output=100,families=4,family_tokens=256,seed=7"
@@ -29,9 +31,7 @@ LONG = "synthetic:requests=60000,rate=20,prompt=600,output=100,seed=8"
 def cluster() -> Iterator[str]:
     """The address of a Ray with two workers, which lets nobody in but us: its token is made here and ends with it."""
     if find_spec("ray") is None:
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail("Ray is not installed: pip install 'plimsoll-line[dev]'", pytrace=False)
-        pytest.skip("Ray is not installed: pip install 'plimsoll-line[ray]'")
+        missing("Ray is not installed: pip install 'plimsoll-line[dev]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -49,26 +49,7 @@ def cluster() -> Iterator[str]:
 
 def at_work() -> list[int]:
     """Processes below this one that are doing one of our runs."""
-    parents: dict[int, int] = {}
-    doing = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if (folder / "cmdline").read_bytes().startswith(b"ray::do"):
-                doing.append(int(folder.name))
-        except (OSError, ValueError):
-            continue
-    return [one for one in doing if _is_below(one, parents)]
-
-
-def _is_below(process: int, parents: dict[int, int]) -> bool:
-    while process in parents and process > 1:
-        process = parents[process]
-        if process == os.getpid():
-            return True
-    return False
+    return [pid for pid, _, title in children(os.getpid()) if title.startswith("ray::do")]
 
 
 def test_a_sweep_on_ray_says_what_the_local_one_says(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,9 +69,9 @@ def test_a_killed_worker_costs_time_and_no_result(cluster: str) -> None:
     on_ray = ray_runner(cluster)(traffic, jobs)
     results = dict([next(on_ray)])
     deadline = time.monotonic() + 20
-    while not (victims := at_work()) and time.monotonic() < deadline:
+    while not (victims := at_work()):
+        assert time.monotonic() < deadline, "no worker was at work"
         time.sleep(0.01)
-    assert victims, "no worker was at work"
     for victim in victims:
         os.kill(victim, signal.SIGKILL)
     results |= dict(on_ray)

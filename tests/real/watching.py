@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,46 +19,22 @@ from plimsoll.assets.alerts import Thresholds, groups_of
 from plimsoll.assets.monitoring import alertmanager_text, prometheus_text, rules_text
 from plimsoll.assets.settings import AssetSettings
 from plimsoll.doctor.read.prometheus import is_prometheus
-from tests.real.small_farm import need
+from tests.net.page_server import Server, receiving
+from tests.real.small_farm import need, ran
 
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class Webhook:
-    """Where Alertmanager sends what it has: each alert once with its status, in the order it came."""
+class Watching:
+    """Both of them while they run, and the webhook that Alertmanager tells what it has."""
 
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str, str]] = []  # receiver, alert, status
-        webhook = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                webhook.told += [(self.path, alert["labels"]["alertname"], alert["status"]) for alert in body["alerts"]]
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Quiet."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    def __init__(self, url: str, webhook: Server, began_s: float) -> None:
+        self.url, self.webhook, self.began_s = url, webhook, began_s
 
     def firing(self, receiver: str = "") -> set[str]:
         """What has been told to fire, at this place or at any."""
-        return {alert for path, alert, status in self.told if status == "firing" and receiver in path}
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class Watching:
-    """Both of them while they run."""
-
-    def __init__(self, url: str, webhook: Webhook, began_s: float) -> None:
-        self.url, self.webhook, self.began_s = url, webhook, began_s
+        told = [(path, alert) for path, _, body in self.webhook.got for alert in body["alerts"]]
+        return {alert["labels"]["alertname"] for path, alert in told if alert["status"] == "firing" and receiver in path}
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """One expression as of now."""
@@ -80,8 +54,8 @@ class Watching:
     def until(self, alert: str, within_s: float) -> float:
         """Wait until the webhook has been told of it; how long that took."""
         began_s = time.monotonic()
-        while alert not in self.webhook.firing():
-            assert time.monotonic() - began_s < within_s, (alert, self.webhook.told, self.query("ALERTS"))
+        while alert not in self.firing():
+            assert time.monotonic() - began_s < within_s, (alert, self.webhook.got, self.query("ALERTS"))
             time.sleep(0.5)
         return time.monotonic() - began_s
 
@@ -93,14 +67,14 @@ def remembering(folder: Path, history: str, config: str = "scrape_configs: []\n"
     (folder / "prometheus.yml").write_text(config, encoding="utf-8")
     tool, port = need("promtool", "prometheus"), free_port()
     words = [tool, "tsdb", "create-blocks-from", "openmetrics", str(folder / "history.om"), str(folder / "data")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = ran(*words)
     assert done.returncode == 0, done.stderr
     words = [
         need("prometheus", "prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
         f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y",
     ]  # fmt: skip
     url = f"http://127.0.0.1:{port}"
-    with _process(words, folder / "log"):
+    with process_of(words, folder / "log"):
         _wait(lambda: is_prometheus(url), folder / "log")
         yield url
 
@@ -108,17 +82,14 @@ def remembering(folder: Path, history: str, config: str = "scrape_configs: []\n"
 @contextlib.contextmanager
 def watching(folder: Path, settings: AssetSettings, bounds: Thresholds, guard_token: str) -> Iterator[Watching]:
     """Prometheus and Alertmanager on what would be generated, but for a scrape every two seconds and a webhook of our own."""
-    webhook, port, manager = Webhook(), free_port(), free_port()
+    port, manager = free_port(), free_port()
     (folder / "guard.token").write_text(guard_token, encoding="ascii")
     texts = {
         "rules.yml": rules_text(groups_of(settings, bounds), settings.job),
         "prometheus.yml": prometheus_text(settings, f"127.0.0.1:{manager}")
         .replace('"15s"', '"2s"')
         .replace("/etc/plimsoll/guard-read.token", str(folder / "guard.token")),
-        "alertmanager.yml": alertmanager_text(f"{webhook.url}/page", f"{webhook.url}/ticket"),
     }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
     programs = (
         [
             need("prometheus", "prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
@@ -130,9 +101,12 @@ def watching(folder: Path, settings: AssetSettings, bounds: Thresholds, guard_to
         ],
     )  # fmt: skip
     with contextlib.ExitStack() as running:
-        running.callback(webhook.close)
+        webhook = running.enter_context(receiving())
+        texts["alertmanager.yml"] = alertmanager_text(f"http://{webhook.host}/page", f"http://{webhook.host}/ticket")
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
         for words in programs:
-            running.enter_context(_process(words, folder / f"{Path(words[0]).name}.log"))
+            running.enter_context(process_of(words, folder / f"{Path(words[0]).name}.log"))
         url = f"http://127.0.0.1:{port}"
         _wait(lambda: is_prometheus(url), folder / "prometheus.log")
         _wait(lambda: answers(f"http://127.0.0.1:{manager}/-/ready"), folder / "prometheus-alertmanager.log")
@@ -140,7 +114,8 @@ def watching(folder: Path, settings: AssetSettings, bounds: Thresholds, guard_to
 
 
 @contextlib.contextmanager
-def _process(words: Sequence[str], log: Path) -> Iterator[None]:
+def process_of(words: Sequence[str], log: Path) -> Iterator[None]:
+    """A program for as long as it is wanted, and what it prints in a file."""
     with log.open("wb") as out:
         process = subprocess.Popen(list(words), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
     try:
