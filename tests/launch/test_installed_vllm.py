@@ -221,6 +221,18 @@ def test_the_version_in_an_image(image: str, version: str) -> None:
             "the tag of the image vllm/vllm-openai:v0.8.5",
         ),
         ("vllm serve m\n", "vllm>=0.9.1\n", newest(), "the newest known"),
+        (
+            "uv run --with vllm==0.19.1 vllm serve a\nuvx --from=vllm@0.24.0 vllm serve m\n",
+            "",
+            "0.24.0",
+            "pinned in the command",
+        ),
+        (
+            "docker run acme/vllm:cu130-nightly-9dd5 --model m\n",
+            "",
+            newest(),
+            "the tag of the image acme/vllm:cu130-nightly-9dd5",
+        ),
     ],
 )
 def test_what_stands_beside_the_command_decides(

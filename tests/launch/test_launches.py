@@ -181,6 +181,7 @@ def test_guesses_and_sourced_files_are_noted() -> None:
         (b"vllm serve caf\xe9", "not UTF-8 text"),
         (b"echo hello\n", "no vLLM start command in it (looked for `vllm serve`"),
         (b"A=1\nB=2\n", "no vLLM start command"),
+        (b"vllm serve {{ model }}\n", "looks like a template: render it first"),
         (b"echo\nvllm serve 'm\n", "line 2: the single quote that opens here is never closed"),
         (b"x" * (BYTES_MAX + 1), "larger than 1 MiB"),
         (b'[Service]\nExecStart=/bin/vllm serve "m\n', "a quote that opens here is never closed"),

@@ -157,8 +157,8 @@ def test_scalars_stay_as_written(text: str, arguments: tuple[str, ...]) -> None:
 
 def test_what_envsubst_fills_in_is_not_judged() -> None:
     """`${NAME}` in a manifest is left for somebody to fill in: no value of vLLM's."""
-    pod = "kind: Pod\nspec: {containers: [{image: vllm/vllm-openai, args: [m, -tp, '${TP}']}]}"
-    assert launches_in_manifest(pod, "x.yaml")[0].unresolved == ("${TP}",)
+    pod = "kind: Pod\nspec: {containers: [{image: vllm/vllm-openai, args: [m, -tp, '${TP}', '--port={{ port }}']}]}"
+    assert launches_in_manifest(pod, "x.yaml")[0].unresolved == ("{{ port }}", "${TP}")
 
 
 def test_a_billion_laughs_cost_no_more_than_their_text() -> None:

@@ -29,6 +29,7 @@ from plimsoll.launch.command_line import (
     UnresolvedWords,
     arguments_from_config,
     read_command_line,
+    version_in_image,
 )
 from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto, shortened
 from plimsoll.vllm import flag_notes, flags, versions
@@ -322,6 +323,8 @@ def _absent(argument: Argument, engine: Engine) -> Item:
     """The release has no such flag: was it removed, does it come later, or did it never exist?"""
     never = partial(item_for, argument, FlagStatus.NEVER_EXISTED)
     spelling, short_for = argument.spelling, ""
+    if spelling in ("-h", "--help"):
+        return item_for(argument, FlagStatus.OK, note="vLLM prints its help and starts nothing")
     if not argument.candidates and not history_of(spelling) and spelling.startswith("--") and len(spelling) > 4:
         begun = [name for name in versions.rows("flags") if name.startswith(spelling)]
         if len(begun) == 1:  # the prefix of an earlier release's flag
@@ -572,8 +575,8 @@ def _notes(launch: Launch, engine: Engine, came_from: Engine | None, line: Comma
     if launch.unresolved:
         shown = ", ".join(UnresolvedWords([name]).markers[0] for name in launch.unresolved if name)
         notes.append(f"set elsewhere and not seen: {shown}")
-    tag = launch.image.rpartition(":")[2] if launch.image and ":" in launch.image.rpartition("/")[2] else ""
-    if tag[:1] in ("v", "0") and tag.lstrip("v").split("-")[0] not in (engine.release, engine.asked):
+    tag = version_in_image(launch.image) if launch.image else None
+    if tag is not None and tag not in (engine.release, engine.asked.removeprefix("v")):
         notes.append(f"the image says {tag}; --vllm {tag} checks against that")
     if config is not None and config.entries is None:
         notes.append(f"{config.name} (--config) is not at hand; the flags in it were not checked")

@@ -43,6 +43,9 @@ _SERVER_MODULES = {
 _CLI_MODULES = frozenset({"vllm", "vllm.scripts", "vllm.entrypoints.cli.main"})
 _SERVER_FILE = "/vllm/entrypoints/openai/api_server.py"
 _CLI_FILE = "/vllm/entrypoints/cli/main.py"
+_NAMED_SO = r"(?i)\$\{?\w*vllm\w*\}?"  # "$VLLM_BIN" serve
+# `vllm==0.11.0`, `vllm[audio]===0.11.0`, `vllm@0.11.0`
+PIN = r"(?:--[\w-]+=)?vllm(?:\[[\w, -]*\]|-cpu)?(?:[ \t]*===?[ \t]*|@)v?(\d+\.\d+[\w.+]*)"
 _ASSIGNMENT = r"(?s:([A-Za-z_][A-Za-z0-9_]*)=(.*))"
 _REFERENCE = r"\$[{(]?[#!]?([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])"
 _COMPUTED_MAX = 100  # each is looked for in every argument
@@ -187,7 +190,9 @@ def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
         environment += [(name, value)] if (name, value) != ("PYTHONPATH", "") else []
     texts = [*launch.arguments, *(value for _, value in environment)]
     seen = {name for text in texts if "$" in text for name in re.findall(_REFERENCE, text)}
-    names = dict.fromkeys((*unresolved, *launch.unresolved))
+    # `{{ name }}` is left for Jinja or the like to fill in.
+    templated = [found for text in texts for found in re.findall(r"(?:^|=)(\{\{.*\}\})$", text)]
+    names = dict.fromkeys((*unresolved, *launch.unresolved, *templated))
     computed = [name for name in names if not re.fullmatch(_REFERENCE, f"${name}")][:_COMPUTED_MAX]
     seen.update(name for name in computed if any(name in text for text in texts))
     notes = launch.notes
@@ -201,13 +206,14 @@ def _find(words: tuple[str, ...], environment: Environment, source: str, nested:
     if not any("vllm" in word.lower() for word in words):
         return None
     own: list[tuple[str, str]] = list(environment)
+    pin: tuple[str, str] | None = None  # uv run --with vllm==0.24.0 vllm serve ...
     leading = True  # nothing but wrappers so far: a program that only mentions vLLM would be the one that runs
     for at, word in enumerate(words[:_WRAPPER_MAX]):
         name = word.rpartition("/")[2]
         is_value = at > 0 and words[at - 1].startswith("-")
         if start := _start_at(words, at):
             entry, first, notes = start
-            return Launch(source, entry, words[first:], tuple(own), notes=notes)
+            return Launch(source, entry, words[first:], tuple(own), notes=notes, vllm=pin)
         if leading and not is_value and name in _MENTION:
             return None
         rest = words[at + 1 :]
@@ -224,7 +230,10 @@ def _find(words: tuple[str, ...], environment: Environment, source: str, nested:
                 return None if container is None else _find_in_container(container, source, nested)
         if name == "env":
             own = _after_env(rest, own)
-        if assignment := re.fullmatch(_ASSIGNMENT, word) if "=" in word else None:
+        assignment = re.fullmatch(_ASSIGNMENT, word) if "=" in word else None
+        if pinned := re.fullmatch(PIN, word):
+            pin = (pinned.group(1), "pinned in the command")
+        elif assignment:
             own.append((assignment.group(1), assignment.group(2)))
         leading = leading and bool(
             is_value or assignment or word.startswith("-") or name in _WRAPPER or name.rstrip("smhd").isdigit()
@@ -236,7 +245,7 @@ def _start_at(words: tuple[str, ...], at: int) -> tuple[EntryPoint, int, tuple[s
     """The entry point that starts at this word, where its arguments begin, and notes on it."""
     word, following = words[at], words[at + 1] if at + 1 < len(words) else ""
     name = word.rpartition("/")[2]
-    if following == "serve" and (name == "vllm" or f"/{word}".endswith(_CLI_FILE)):
+    if following == "serve" and (name == "vllm" or re.fullmatch(_NAMED_SO, word) or f"/{word}".endswith(_CLI_FILE)):
         return EntryPoint.SERVE, at + 2, ()
     if word == "-m" or (word.startswith("-m") and word[2:] in (_CLI_MODULES | _SERVER_MODULES.keys())):
         module, after = (following, at + 2) if word == "-m" else (word[2:], at + 1)
@@ -354,6 +363,8 @@ def engine_meant(launch: Launch, asked: str | None) -> Engine:
     named = [launch.vllm] if launch.vllm else []
     if launch.image and (version := version_in_image(launch.image)):
         named.insert(0, (version, f"the tag of the image {launch.image}"))
+    elif launch.image and serves_vllm(launch.image) and "nightly" in launch.image.rpartition(":")[2]:
+        named.insert(0, ("nightly", f"the tag of the image {launch.image}"))
     for version, because in named:
         try:
             return replace(engine_named(version, f"{launch.source}:"), because=because)
@@ -454,7 +465,7 @@ class UnresolvedWords:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         # A name stands in the text as `$NAME`; a command substitution or a unit's specifier stands as it is.
-        self.markers = tuple(name if name[:1] in ("$", "%", "`", "<") else f"${name}" for name in names if name)
+        self.markers = tuple(name if name[:1] in ("$", "%", "`", "<", "{") else f"${name}" for name in names if name)
 
     def __contains__(self, word: object) -> bool:
         return isinstance(word, str) and any(m in word or m.replace("$", "${", 1) in word for m in self.markers)

@@ -89,8 +89,10 @@ def _starts_in(text: str, name: str, where: str) -> list[Launch]:
             f"{where}: no vLLM start command in it (looked for `vllm serve`,"
             " `python -m vllm.entrypoints.openai.api_server` and containers of a vLLM image)"
         )
+    if any("{{" in launch.arguments for launch in launches):
+        raise BadInput(f"{where}: it looks like a template: render it first")
     pinned = pinned_version(text)
-    return [replace(launch, vllm=(pinned, f"pinned in {name}")) for launch in launches] if pinned else launches
+    return [replace(launch, vllm=launch.vllm or (pinned, f"pinned in {name}")) if pinned else launch for launch in launches]
 
 
 def pinned_version(text: str) -> str | None:
@@ -299,23 +301,11 @@ def with_requirement(launch: Launch, folder: str) -> Launch:
     return replace(launch, vllm=(pinned, "pinned in requirements.txt")) if pinned else launch
 
 
-CONFIG_BYTES_MAX = 1024 * 1024
-
-
 def read_vllm_config(path: str) -> Mapping[str, object]:
     """The entries of the file, by flag name; BadInput if it is not a flat mapping that vLLM could read."""
     if not path.endswith((".yaml", ".yml")):
         raise BadInput(f"{path}: vLLM reads --config only from a .yaml or .yml file")
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(CONFIG_BYTES_MAX + 1)
-        if len(content) > CONFIG_BYTES_MAX:
-            raise TooLarge(f"{path}: larger than {CONFIG_BYTES_MAX // 1024} KiB, which is no list of flags")
-        documents = documents_in(content.decode("utf-8"), path, booleans=True)
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"{path}: not text") from None
+    documents = documents_in(read_text(path), path, booleans=True)
     found = next(iter(documents), None)
     if not isinstance(found, dict):
         raise BadInput(f"{path}: not a mapping of flag names to values")
