@@ -35,25 +35,12 @@ from plimsoll.inside.answers import (
     with_headers,
 )
 from plimsoll.vllm import versions
-from tests.each import each
+from tests.each import each, rows
 from tests.fakes import Wire
 
 RELEASE = "0.32.0"
-WORKING = """
-    /v1/chat/completions /v1/chat/completions/batch /v1/chat/completions/render /v1/chat/completions/derender
-    /v1/completions /v1/completions/render /v1/completions/derender
-    /v1/responses /v1/responses/render /v1/messages /v1/messages/count_tokens /v1/messages/render
-    /v1/embeddings /v1/score /v1/rerank /v1/systemone /v1/audio/transcriptions /v1/audio/translations
-    /v2/embed /v2/rerank /cohere/v2/chat /cohere/v2/chat/render /inference/v1/generate
-    /classify /generative_scoring /invocations /pooling /rerank /score /tokenize /detokenize
-""".split()
-STEERED = """
-    /ping /pause /resume /sleep /wake_up /abort_requests /collective_rpc /release_kv_cache_memory
-    /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /start_profile /stop_profile
-    /scale_elastic_ep /is_scaling_elastic_ep /fault_tolerance/apply /v1/load_lora_adapter /v1/unload_lora_adapter
-    /init_weight_transfer_engine /shutdown_weight_transfer_engine /weight_checker
-    /start_weight_update /start_draft_weight_update /update_weights /finish_weight_update /update_weight_version
-""".split()
+CASES = Path(__file__).parent / "cases.txt"
+WORKING, STEERED = ([path for (line,) in rows(CASES, kind) for path in line.split()] for kind in ("work", "steering"))
 FOLLOWING = ["/v1/responses/{response_id}/cancel"]
 TOKEN = b"correct-horse-battery"
 RIGHT = (b"authorization", b"Bearer " + TOKEN)

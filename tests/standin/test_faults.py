@@ -24,13 +24,7 @@ def test_faults_are_read_as_written(text: str, fault: str) -> None:
     assert f"{found.kind} {found.at_s:g} {found.for_s:g} {found.value:.0f}" == fault
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "flood", "wedge@", "wedge@soon", "wedge@-3s", "wedge=3", "neighbour=much", "start-failure=x", "oom@1s:2s:3s",
-        "oom@1e99s",
-    ],
-)  # fmt: skip
+@each("text", ["", *(text for (text,) in rows(CASES, "no faults"))])
 def test_what_is_no_fault_gets_one_line(text: str) -> None:
     """It says what is wrong, not where in our code."""
     with pytest.raises(BadInput) as trouble:

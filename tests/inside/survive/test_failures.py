@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from pathlib import Path
 
 import pytest
 
 from plimsoll.inside.survive.failures import SiteNote, StepFailure, identify, local_of, release_frames
+from tests.each import rows
 
 
 class OutOfMemoryError(RuntimeError):
@@ -26,24 +28,15 @@ TEXT = (
 ASKED, FREE = round(1.95 * 2**30), round(110.5 * 2**20)
 
 
-OTHERS_OUT = [
-    AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
-    RuntimeError("Triton Error [CUDA]: out of memory"),
-    RuntimeError("Worker failed with error 'CUDA error: out of memory\n...', please check"),
-]
-NONE_OF_THEM = [
-    RuntimeError("CUDA error: an illegal memory access was encountered"),
-    AcceleratorError("CUDA error: device-side assert triggered"),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
-    MemoryError("CUDA out of memory. Tried to allocate 1.95 GiB."),
-    OutOfMemoryError("HIP out of memory. Tried to allocate 1.95 GiB."),
-    ValueError(TEXT),
-    RuntimeError(f"the prompt was: {TEXT}"),
-    RuntimeError(f"Worker failed with error 'a request said: {TEXT}'"),
-    RuntimeError("NCCL error: unhandled cuda error, out of memory"),
-    AssertionError(),
-    KeyError("CUDA out of memory. "),
-]
+CASES = Path(__file__).parents[1] / "cases.txt"
+KINDS = {
+    kind.__name__: kind
+    for kind in (AcceleratorError, AssertionError, KeyError, MemoryError, OutOfMemoryError, RuntimeError, ValueError)
+}
+
+
+def errors(section: str) -> list[BaseException]:
+    return [KINDS[kind](*filter(None, [text])) for kind, text in rows(CASES, section)]
 
 
 def test_only_what_surely_is_a_device_out_of_memory_is_one() -> None:
@@ -54,8 +47,8 @@ def test_only_what_surely_is_a_device_out_of_memory_is_one() -> None:
     known: list[Exception] = [OutOfMemoryError(TEXT), RuntimeError(told), RuntimeError(TEXT), wrapped]
     for error in known:
         assert identify(error) == StepFailure("unknown", ASKED, FREE), error
-    assert [identify(error) for error in OTHERS_OUT] == [StepFailure()] * len(OTHERS_OUT)
-    assert [error for error in (*NONE_OF_THEM, looped) if identify(error) is not None] == []
+    assert [identify(error) for error in errors("out of device memory")] == [StepFailure()] * 3
+    assert [error for error in (*errors("other errors"), looped) if identify(error) is not None] == []
 
 
 def test_the_innermost_known_function_names_the_place() -> None:
