@@ -19,7 +19,7 @@ from plimsoll.inside.endpoints import ENDPOINTS, GateRequest
 from plimsoll.inside.engine_view import EngineClientView
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.figures import empty_figures, write_whole
-from plimsoll.inside.gate_control import GateControl
+from plimsoll.inside.gate_control import Calls, GateControl
 from plimsoll.inside.places import ancestors, start_ticks
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.shared import OWN, SharedPage
@@ -207,8 +207,8 @@ def test_memory_answers_with_figures_or_with_the_reason(tmp_path: Path) -> None:
     assert found["workers"][0]["alive"]
 
 
-def test_calls_need_a_probe_and_an_engine_that_is_well(tmp_path: Path) -> None:
-    """501 without figures or with those of a dead worker; 409 while dead, asleep or stuck; else every worker is called."""
+def test_calls_need_a_probe_and_an_engine_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """501 without figures or with those of a dead worker; 409 while dead, asleep or called; else every worker is called."""
     core, client = made(tmp_path)
     client.may_answer.set()
     assert ask(core, "POST", "compact").status == 501
@@ -225,18 +225,8 @@ def test_calls_need_a_probe_and_an_engine_that_is_well(tmp_path: Path) -> None:
     assert ask(core, "POST", "compact", b"{}").body["workers"] == [{"released_bytes": 1}]
     assert ask(core, "POST", "snapshot", {"history": 10}).status == 200
     assert client.calls == [("plimsoll_compact", ()), ("plimsoll_snapshot", (10,))]
-
-
-async def test_a_second_call_is_told_to_wait(tmp_path: Path) -> None:
-    """409, and the first one ends well."""
-    core, client = made(tmp_path)
-    put_figures(tmp_path)
-    compact = GateRequest("POST", "/plimsoll/compact", (BEARER,), b"")
-    first = asyncio.create_task(endpoints.answer(core, compact))
-    await asyncio.sleep(0.02)
-    assert (await endpoints.answer(core, compact)).status == 409
-    client.may_answer.set()
-    assert (await first).status == 200
+    monkeypatch.setattr(Calls, "is_running", True)
+    assert ask(core, "POST", "compact").status == 409, "one at a time"
 
 
 def test_shed_needs_a_bound_and_ends_with_its_lease(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from plimsoll.inside.faults import LOG, FaultCounts
+from plimsoll.inside.faults import FaultCounts
 
 
 def test_each_is_counted_and_the_first_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -26,8 +26,3 @@ def test_each_is_counted_and_the_first_is_logged(caplog: pytest.LogCaptureFixtur
     assert len(messages) == 3
     assert "KeyError at test_faults.py:" in messages[0]
     assert "prompt" not in "".join(messages)
-
-
-def test_the_log_is_a_child_of_vllm_s() -> None:
-    """So that it is printed in vLLM's own format."""
-    assert LOG.name == "vllm.plimsoll"

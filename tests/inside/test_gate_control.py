@@ -17,7 +17,7 @@ from plimsoll.inside.admission import LEAVING, REFUSING, SERVING, begin
 from plimsoll.inside.gate_control import Alone, Busy, Calls, GateControl
 from plimsoll.inside.meters import Meters
 from plimsoll.inside.pulse import PULSE, Pulse
-from plimsoll.inside.shared import ASLEEP, NS, PAUSED
+from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
 from tests.fakes import EngineClient, State, settings
 from tests.inside.gate_processes import caller
 
@@ -159,6 +159,7 @@ def test_without_a_safe_folder_the_gate_still_counts_and_drains_alone(tmp_path: 
     assert core.shared.total("in_flight") == 1
     assert core.figures() == []
     assert core.shared.can_drain == (core.key == os.getpid())
+    assert not Shared(None, os.getppid(), fellows_expected=True).can_drain, "one of several would stop alone"
 
 
 # A gate for itself: its pulse, its figures and its metrics are no one else's, and nothing lies in a shared folder.

@@ -28,15 +28,6 @@ def busy(pulse: Pulse, begin: float, steps: int, each_s: float = 0.1, tokens: in
     return end
 
 
-def test_nothing_is_known_before_the_first_step() -> None:
-    """Unknown is None, never 0."""
-    pulse = Pulse()
-    assert (pulse.running, pulse.waiting, pulse.kv_usage, pulse.last_step, pulse.sleep_level) == (None,) * 5
-    assert pulse.full_tokens_per_s(5.0) is None
-    assert (pulse.prompt_tokens.value, pulse.output_tokens.value) == (0.0, 0.0)
-    assert (pulse.steps, pulse.finished, pulse.longest_step_s, pulse.is_fed) == (0, 0, 0.0, False)
-
-
 def test_idle_time_does_not_change_the_rate() -> None:
     """Neither an hour of nothing nor a large prefill after it, whose beginning is unknown."""
     pulse = Pulse()

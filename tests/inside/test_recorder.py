@@ -197,24 +197,17 @@ def names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
-def test_the_folder_and_the_file_are_for_this_user_alone(tmp_path: Path) -> None:
-    """A folder that has to be made gets 0700, a file 0600."""
-    files = RecordFiles(str(tmp_path / "new"), 1000, 8, STARTED)
-    files.append(LINE)
-    files.close()
-    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
-    assert names(tmp_path / "new") == [f"{STEM}.jsonl"]
-    assert stat.S_IMODE(Path(files.path).stat().st_mode) == 0o600
-
-
 def test_a_full_file_is_followed_by_the_next_and_the_oldest_go(tmp_path: Path) -> None:
-    """No file is larger than its bound, and no more are kept than were asked for."""
-    files = RecordFiles(str(tmp_path), 250, 3, STARTED)
+    """No file is larger than its bound, no more are kept than were asked for, and folder and files are this user's alone."""
+    folder = tmp_path / "new"
+    files = RecordFiles(str(folder), 250, 3, STARTED)
     for _ in range(11):
         files.append(LINE)
     files.close()
-    assert names(tmp_path) == [f"{STEM}-0004.jsonl", f"{STEM}-0005.jsonl", f"{STEM}-0006.jsonl"]
-    assert [file.stat().st_size for file in sorted(tmp_path.iterdir())] == [200, 200, 100]
+    assert names(folder) == [f"{STEM}-0004.jsonl", f"{STEM}-0005.jsonl", f"{STEM}-0006.jsonl"]
+    assert [file.stat().st_size for file in sorted(folder.iterdir())] == [200, 200, 100]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_only_files_named_like_ours_are_removed(tmp_path: Path) -> None:

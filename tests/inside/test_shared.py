@@ -93,12 +93,6 @@ def test_a_drain_comes_back_as_it_was_written(drain: Drain) -> None:
         assert abs(one - other) < 1e-6
 
 
-def test_without_a_folder_one_server_drains_alone_and_one_of_several_not_at_all() -> None:
-    """A drain that stops one of several would be worse than none."""
-    assert Shared(None, os.getpid(), fellows_expected=False).can_drain
-    assert not Shared(None, os.getppid(), fellows_expected=True).can_drain
-
-
 def test_pages_and_salts_of_servers_that_are_gone_are_swept_and_others_stay(tmp_path: Path) -> None:
     """Also when the number was given to another process; what is not ours is left alone."""
     process = SPAWN.Process(target=time.sleep, args=(0,))

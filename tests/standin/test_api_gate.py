@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,15 +113,3 @@ def test_at_the_engines_death_only_what_had_not_begun_may_go_elsewhere(stream: b
         assert (late.status, late.headers["x-plimsoll-reason"]) == (503, "engine-died-unscheduled")
         assert state(server)["refused"] == {"drain": 0, "shed": 0, "dead": 4}
         assert b'plimsoll_refused_total{why="dead"} 4.0' in server.ask("GET", "/metrics").body
-
-
-def test_a_server_that_stops_is_not_ready_any_more(server: Server) -> None:
-    """The gate hears the shutdown of the engine client, as it does in vLLM."""
-    asking = Asking(server, max_tokens=40)
-    begun(server)
-    time.sleep(1.1)  # the gate attaches itself once a second
-    server.do(lambda: server.client.shutdown(timeout=30.0))
-    assert server.ask("GET", "/plimsoll/ready").json()["reason"] == "draining"
-    assert server.ask("GET", "/health").status == 200
-    assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 503
-    assert asking.end().json()["choices"][0]["finish_reason"] == "length"

@@ -118,12 +118,3 @@ def test_what_vllms_configuration_refuses_is_refused_in_its_words() -> None:
     """The parser takes it: exit code 1, as there."""
     with pytest.raises(ConfigRefused, match=r"must be greater than or equal to max_num_seqs \(128\)"):
         launchable("--gpu", "H100", "--max-num-batched-tokens", "64", "--max-num-seqs", "128")
-
-
-@pytest.mark.parametrize("release", ["0.11.0", "0.14.1", "0.18.1", "0.21.0", "0.24.0", "0.28.0", "0.31.0"])
-def test_every_release_since_the_oldest(release: str) -> None:
-    """A start can be imitated for each of them, with labels of its own."""
-    launch = launchable("--gpu", "H100", "--vllm", release)
-    assert launch.failure is None
-    assert launch.config.release == release
-    assert ("swap_space" in launch.config.cache_labels) == (release in ("0.11.0", "0.14.1"))
