@@ -22,6 +22,7 @@ def test_each_is_counted_and_the_first_is_logged(caplog: pytest.LogCaptureFixtur
         faults.say("elsewhere", "said")
         faults.say("elsewhere", "said")
     messages = [record.getMessage() for record in caplog.records]
+    assert {record.name for record in caplog.records} == {"vllm.plimsoll"}, "printed in vLLM's own format"
     assert faults.counts == {"here": 3, "there": 1, "elsewhere": 2}
     assert len(messages) == 3
     assert "KeyError at test_faults.py:" in messages[0]
