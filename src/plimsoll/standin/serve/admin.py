@@ -47,8 +47,7 @@ def _query(request: Request, model: type[M]) -> M:
     return checked(model.model_validate, dict(request.query_params), "query")
 
 
-async def pause(request: Request) -> Response:
-    service: Service = request.app.state.service
+async def pause(service: Service, request: Request) -> Response:
     query = _query(request, PauseQuery)
     await _quiet(service, query.mode, lambda: service.engine.pause(query.mode, service.driver.now_ns()))
     if query.clear_cache and query.mode != "keep":
@@ -68,23 +67,21 @@ async def _quiet(service: Service, mode: str, act: Callable[[], None]) -> None:
     await asyncio.sleep(SETTLE_S)
 
 
-async def resume(request: Request) -> Response:
-    service: Service = request.app.state.service
+async def resume(service: Service, _request: Request) -> Response:
     service.engine.resume(service.driver.now_ns())
     service.driver.plan()
     return Json({"status": "resumed"})
 
 
-async def is_paused(request: Request) -> Response:
-    return Json({"is_paused": request.app.state.service.engine.is_paused})
+async def is_paused(service: Service, _request: Request) -> Response:
+    return Json({"is_paused": service.engine.is_paused})
 
 
-async def sleep(request: Request) -> Response:
+async def sleep(service: Service, request: Request) -> Response:
     """POST /sleep. Without --enable-sleep-mode vLLM's allocator has nothing to put away: it says that it sleeps.
 
     It keeps its memory then; only torch's free segments go back to the device.
     """
-    service: Service = request.app.state.service
     query = _query(request, SleepQuery)
 
     def fall_asleep() -> None:
@@ -99,8 +96,7 @@ async def sleep(request: Request) -> Response:
     return Json({"status": "sleeping", "level": query.level})
 
 
-async def wake_up(request: Request) -> Response:
-    service: Service = request.app.state.service
+async def wake_up(service: Service, request: Request) -> Response:
     tags = request.query_params.getlist("tags") or None
     service.woken |= set(tags or PARTS)
     is_awake = service.engine.figures.sleep_state == SLEEP_STATES[0] or service.woken >= PARTS
@@ -112,27 +108,24 @@ async def wake_up(request: Request) -> Response:
     return Json({"status": "awake" if is_awake else "sleeping", "tags": tags})
 
 
-async def is_sleeping(request: Request) -> Response:
-    engine = request.app.state.service.engine
-    return Json({"is_sleeping": engine.sleep_level is not None or engine.is_paused})
+async def is_sleeping(service: Service, _request: Request) -> Response:
+    return Json({"is_sleeping": service.engine.sleep_level is not None or service.engine.is_paused})
 
 
-async def reset_prefix_cache(request: Request) -> Response:
-    service: Service = request.app.state.service
+async def reset_prefix_cache(service: Service, request: Request) -> Response:
     query = _query(request, ResetQuery)
     is_done = service.engine.reset_prefix_cache(reset_running=query.reset_running_requests)
     service.driver.plan()
     return Json({"success": bool(is_done)})
 
 
-async def reset_nothing(_request: Request) -> Response:
+async def reset_nothing(_service: Service, _request: Request) -> Response:
     """A cache that a stand-in does not have is empty already."""
     return Response()
 
 
-async def abort_requests(request: Request) -> Response:
+async def abort_requests(service: Service, request: Request) -> Response:
     """POST /abort_requests: those that are named, or all."""
-    service: Service = request.app.state.service
     names = (await _object(request, "Invalid JSON format")).get("request_ids")
     chosen = list(service.states.values())
     count = len(chosen)
@@ -147,9 +140,8 @@ async def abort_requests(request: Request) -> Response:
     return Json({"status": "aborted", "aborted": count})
 
 
-async def collective_rpc(request: Request) -> Response:
+async def collective_rpc(service: Service, request: Request) -> Response:
     """POST /collective_rpc: what the probe's extension adds to a worker."""
-    service: Service = request.app.state.service
     method = (await _object(request, None)).get("method")
     if method is None:
         raise plain(400, "Missing 'method' in request body")
@@ -172,8 +164,8 @@ async def _object(request: Request, complaint: str | None) -> dict[str, Any]:
     return content
 
 
-async def server_info(request: Request) -> Response:
-    config = request.app.state.service.engine.config
+async def server_info(service: Service, request: Request) -> Response:
+    config = service.engine.config
     known = {
         "model": config.model,
         "max_model_len": config.max_model_len,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
 import json
@@ -33,7 +34,7 @@ from plimsoll.standin.serve.metrics import Counting, Metrics
 from plimsoll.standin.serve.protocol import Json
 from plimsoll.standin.serve.service import Service
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
 # POST /tokenize and /detokenize, and what only looks.
 
@@ -46,9 +47,8 @@ PERMISSION = {
 }  # fmt: skip
 
 
-async def tokenize(request: Request) -> Response:
-    service: Service = request.app.state.service
-    asked = protocol.checked(TOKENIZE.validate_python, await _body_while_serving(request))
+async def tokenize(service: Service, request: Request) -> Response:
+    asked = protocol.checked(TOKENIZE.validate_python, await _body_while_serving(service, request))
     service.check_model(asked.model)
     if isinstance(asked, protocol.TokenizeTextRequest):
         text = asked.prompt
@@ -60,21 +60,20 @@ async def tokenize(request: Request) -> Response:
     return Json({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": words})
 
 
-async def detokenize(request: Request) -> Response:
-    asked = protocol.checked(protocol.DetokenizeRequest.model_validate, await _body_while_serving(request))
-    request.app.state.service.check_model(asked.model)
+async def detokenize(service: Service, request: Request) -> Response:
+    asked = protocol.checked(protocol.DetokenizeRequest.model_validate, await _body_while_serving(service, request))
+    service.check_model(asked.model)
     return Json({"prompt": "".join(await words_of(asked.tokens))})
 
 
-async def _body_while_serving(request: Request) -> dict[str, Any]:
+async def _body_while_serving(service: Service, request: Request) -> dict[str, Any]:
     body = await protocol.json_body(request)
-    if request.app.state.service.is_stopping:
+    if service.is_stopping:
         raise RuntimeError(protocol.STOPPED)
     return body
 
 
-async def models(request: Request) -> Response:
-    service: Service = request.app.state.service
+async def models(service: Service, _request: Request) -> Response:
     config, created = service.engine.config, int(time.time())
     cards = [
         {
@@ -94,16 +93,16 @@ async def models(request: Request) -> Response:
     return Json({"object": "list", "data": cards})
 
 
-async def version(request: Request) -> Response:
-    return Json({"version": request.app.state.service.engine.config.release})
+async def version(service: Service, _request: Request) -> Response:
+    return Json({"version": service.engine.config.release})
 
 
-async def load(request: Request) -> Response:
-    return Json({"server_load": request.app.state.service.load})
+async def load(service: Service, _request: Request) -> Response:
+    return Json({"server_load": service.load})
 
 
-async def health(request: Request) -> Response:
-    return Response(status_code=503 if request.app.state.service.engine.is_dead else 200)
+async def health(service: Service, _request: Request) -> Response:
+    return Response(status_code=503 if service.engine.is_dead else 200)
 
 
 # POST, DELETE and GET under /standin/: faults while a stand-in runs, and what it is like; only for who has the token.
@@ -111,19 +110,17 @@ async def health(request: Request) -> Response:
 KNOWN = ("kind", "at_s", "for_s", "value")
 
 
-def _check_token(request: Request) -> Service:
-    service: Service = request.app.state.service
+def _check_token(service: Service, request: Request) -> None:
     verdict = Tokens(service.options.token).judge(request.scope["headers"])
     if verdict == OFF:
         raise protocol.HttpRefusal(403, "this endpoint is off: it was started without PLIMSOLL_TOKEN", "PermissionDeniedError")
     if verdict != ALLOWED:
         raise protocol.HttpRefusal(401, "the token is missing or wrong: Authorization: Bearer TOKEN", "AuthenticationError")
-    return service
 
 
-async def faults(request: Request) -> Response:
+async def faults(service: Service, request: Request) -> Response:
     """The faults that there are, after one was added or some were taken back."""
-    service = _check_token(request)
+    _check_token(service, request)
     if request.method != "GET":
         body = await request.body()
         try:
@@ -153,8 +150,8 @@ def _faults(service: Service) -> list[dict[str, Any]]:
     return [row | {"for_s": None if row["for_s"] == FOREVER else row["for_s"]} for row in found]
 
 
-async def state(request: Request) -> Response:
-    service = _check_token(request)
+async def state(service: Service, request: Request) -> Response:
+    _check_token(service, request)
     engine, driver = service.engine, service.driver
     now_ns, figures = driver.now_ns(), engine.figures
     return Json(
@@ -269,7 +266,7 @@ def make_app(service: Service, metrics: Metrics, middleware: Sequence[Middleware
     }
     routes: list[Route | Mount] = []
     for path, (methods, endpoint) in endpoints.items():
-        route = Route(path, endpoint)
+        route = Route(path, functools.partial(endpoint, service))
         route.methods = set(methods.split())  # FastAPI's routes do not answer HEAD where they answer GET
         routes.append(route)
     mounted = Mount("/metrics", metrics.answer_mounted)

@@ -186,14 +186,13 @@ class ChatCompletion(Generation):
         return {"content": content}
 
 
-async def invoke(request: Request) -> Response:
+async def invoke(service: Service, request: Request) -> Response:
     """POST /invocations, which SageMaker calls: either of them, by what is in it."""
     body = await protocol.json_body(request)
-    return await (create_chat_completion if "messages" in body else create_completion)(request, body)
+    return await (create_chat_completion if "messages" in body else create_completion)(service, request, body)
 
 
-async def create_completion(request: Request, body: dict[str, Any] | None = None) -> Response:
-    service: Service = request.app.state.service
+async def create_completion(service: Service, request: Request, body: dict[str, Any] | None = None) -> Response:
     asked = protocol.checked(CompletionRequest.model_validate, await protocol.json_body(request) if body is None else body)
     service.check_model(asked.model)
     if asked.stream and asked.use_beam_search:
@@ -219,8 +218,7 @@ async def create_completion(request: Request, body: dict[str, Any] | None = None
     return await generation.answer(prompts)
 
 
-async def create_chat_completion(request: Request, body: dict[str, Any] | None = None) -> Response:
-    service: Service = request.app.state.service
+async def create_chat_completion(service: Service, request: Request, body: dict[str, Any] | None = None) -> Response:
     body = await protocol.json_body(request) if body is None else body
     if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not service.options.has_tools:
         raise HttpRefusal(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')

@@ -145,7 +145,7 @@ class Metrics:
         page = b"" if self._page is None else self._page.text(self._service.engine.figures).encode()
         return b"".join((generate_latest(self._process), page, *map(generate_latest, self._behind)))
 
-    async def answer(self, _request: Request) -> Response:
+    async def answer(self, _service: Service, _request: Request) -> Response:
         faults, now_ns = self._service.engine.faults, self._service.driver.now_ns()
         headers = {"content-type": CONTENT_TYPE_LATEST}
         if (huge := faults.active("huge-page", now_ns)) is not None:
