@@ -7,6 +7,7 @@ burst alone, with the same recording and the same limits.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,21 @@ def forecast() -> KnobAdvice:
         return advise(read_measured(file.name), limits, Promise(*burst["promise_s"]))
 
 
+def by_guard() -> str:
+    """The run in which guard gave its advice amid the first burst, and `guardctl` set it."""
+    run = result("burst-by-guard")
+    started, *taken = (str(one["good"]) for one in run["bursts"] if one["burst"] != "as started 2")
+    early, whole = (re.match(r"with max-num-seqs (\d+), \d+ of (\d+)", run[name]) for name in ("guard_advice", "advice"))
+    assert early
+    assert whole
+    return (
+        f"In a second run guard advised **in the middle of the burst**, after {early[2]} of its {whole[2]} requests: "
+        f"{early[1]} sequences, set by `guardctl`, kept {' and '.join(taken)} instead of {started}; "
+        f"all {whole[2]} would have advised {whole[1]}, with a forecast of {run['forecast']}. "
+        "Guard now waits until nearly all requests have ended; that was not run again on the card."
+    )
+
+
 def tables() -> str:
     """Both parts of the run."""
     burst, advice = result("burst"), forecast()
@@ -60,6 +76,8 @@ def tables() -> str:
             f"keeps {advice.replayed}, the server's stamps say {advice.measured}, the clients' {burst['bursts'][0]['good']}."
             f" Tried: {kept}. (On the host the recording held 16 requests of a warm-up too, all within it: 51 of 80.)"
         ),
+        "",
+        by_guard(),
         "",
         "| runner | orders | an order took (median, most) | requests | failed | preemptions | longest gap in a stream |",
         "|---|---|---|---|---|---|---|",
