@@ -114,33 +114,15 @@ class Rounds:
         (made.folder / "guard.toml").write_text(text + ACT.format(folder=made.folder, api=self.api))
 
     def start_guard(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "plimsoll",
-            "guard",
-            "--act",
-            "--every",
-            "2s",
-            "--config",
-            str(self.made.folder / "guard.toml"),
-        ]
+        config = str(self.made.folder / "guard.toml")
+        command = [sys.executable, "-m", "plimsoll", "guard", "--act", "--every", "2s", "--config", config]
         out = (self.made.folder / "guard.out").open("a")
         environ = self.made.environ() | {"PLIMSOLL_GUARD_TOKEN": "a-token-for-guards-own-api"}
         self.made.guard = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=environ, cwd=self.made.folder)
 
     def ask_restart(self, name: str) -> bool:
-        command = [
-            sys.executable,
-            "-m",
-            "plimsoll",
-            "guardctl",
-            "restart",
-            name,
-            "--yes",
-            "--at",
-            f"http://127.0.0.1:{self.api}",
-        ]
+        at = f"http://127.0.0.1:{self.api}"
+        command = [sys.executable, "-m", "plimsoll", "guardctl", "restart", name, "--yes", "--at", at]
         environ = self.made.environ() | {"PLIMSOLL_GUARD_TOKEN": "a-token-for-guards-own-api"}
         return subprocess.run(command, env=environ, check=False, capture_output=True, timeout=60).returncode == 0
 
@@ -151,6 +133,8 @@ class Rounds:
             if await asyncio.to_thread(self.ask_restart, name):
                 break
             await asyncio.sleep(2.0)
+        else:
+            raise SystemExit(f"no restart of {name} was begun:\n{made.said()[-3000:]}")
         await asyncio.sleep(self.dice.uniform(0.0, 14.0))
         assert made.guard is not None
         step = (re.findall(rf"{name}: (\w+): ", made.said()) or [""])[-1]

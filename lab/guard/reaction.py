@@ -62,8 +62,9 @@ class Scene:
 
     def engine(self, name: str) -> str:
         script = self.folder / f"supervise-{name}"
-        # A real engine needs more of its environment than guard passes on to a command.
-        needed = {key: value for key, value in self.environ().items() if self.is_real and key.startswith(NEEDED)}
+        # An engine needs more of its environment than guard passes on to a command: the token of its gate, to begin with.
+        prefixes = NEEDED if self.is_real else ("PLIMSOLL_",)
+        needed = {key: value for key, value in self.environ().items() if key.startswith(prefixes)}
         exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in needed.items())
         script.write_text(SUPERVISOR.format(command=shlex.join(self.command(name)), exports=exports))
         script.chmod(0o755)

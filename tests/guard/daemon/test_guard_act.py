@@ -67,6 +67,24 @@ def test_a_journal_that_fails_in_the_middle_leaves_no_engine_out_of_service(kind
     assert [one for one in unsafe(world, book) if one != "an action is still open"] == []
 
 
+def test_what_ended_while_the_journal_could_not_be_written_is_not_gone_on_with() -> None:
+    """The start failed and guard gave up on it: written down once that can be, and no second start beyond the budget."""
+    world, book = World(State("down"), faults={"ready": Fault("fails")}), Full(OUTCOME, "start")
+    world.needs_entries = False
+
+    async def script(conductor: Conductor) -> None:
+        with pytest.raises(WorldFailed):
+            await conductor.carry_out(CASES[3].plan)
+        assert world.state.starts == 1
+        world.state.mode, conductor.stopped_acting, book._last = "down", "its disk is full", ("", "none")
+        while conductor.stopped_acting:
+            await asyncio.sleep(1.0)
+            await conductor.turn()
+
+    play(world, book, script, view=lambda _: view_of("none"))
+    assert (world.state.starts, set(ends(world))) == (1, {"held"})
+
+
 def test_a_journal_that_fails_at_once_lets_nothing_be_begun() -> None:
     """No deed without its entry."""
     world, book = World(), Full(OPENED, "")

@@ -122,7 +122,7 @@ LONGEST_AGAIN_S = 1_800.0
 
 async def finish_without_journal(
     run: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], tell: Callable[[Announcement], None]
-) -> None:
+) -> ActionRun:
     """Ends an action whose journal failed, as the next guard would: brings the engine back, and begins nothing new."""
     run = run.taken_over()
     while run.step is not None and run.step is not Step.PROBATION:
@@ -132,6 +132,7 @@ async def finish_without_journal(
     if run.end is End.HELD:
         says = f"{run.grade} needs attention: the journal cannot be written, and the engine could not be brought back"
         tell(Announcement(run.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
+    return run
 
 
 OLDER = (
@@ -176,6 +177,7 @@ class Conductor:
         self._request: tuple[Grade, str, asyncio.Future[Decision]] | None = None
         self._is_looked_at = False  # the journal, for damage
         self._left: list[ActionRun] = []  # of an earlier guard, still waiting for the lock
+        self._unwritten: dict[str, ActionRun] = {}  # by id: over, which the journal could not be told
         self._ended: Counter[tuple[str, Grade, End]] = Counter()  # in this life, by engine
         self.stopped_acting = ""  # why nothing is done for now, such as a full disk
         self._mend_at = 0.0
@@ -308,6 +310,10 @@ class Conductor:
             if mend is not None:
                 mend()
             self._ports.journal.append(NOTE, fields={"acts": "again", "stopped": self.stopped_acting})
+            for run in open_actions(self.kept()):
+                if run.action in self._unwritten:
+                    self._close(self._unwritten[run.action], "it ended while the journal could not be written")
+                    del self._unwritten[run.action]
         except PlimsollError:
             return False
         self._ports.tell(Announcement("", f"guard acts again: its journal can be written ({self.stopped_acting})"))
@@ -530,7 +536,11 @@ class Conductor:
                 run = await self._step(run, steps)
         except PlimsollError:
             steps.lock.is_lost = True  # so that nothing more is stopped
-            await finish_without_journal(self.runs.pop(run.engine), lambda one: self._perform(one, steps), self._ports.tell)
+            run = await finish_without_journal(
+                self.runs.pop(run.engine), lambda one: self._perform(one, steps), self._ports.tell
+            )
+            if run.step is None:
+                self._unwritten[run.action] = run
             raise
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError, PlimsollError):
