@@ -15,7 +15,7 @@ from lab.guard.acting_parts import ENGINE, FakeLock, FakeSight, parts_of
 from lab.guard.acting_play import SERVING, ends, killed_at, play, says, until, view_of
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard.act.decide import ActionPlan, BlockedAction, FleetView
-from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, RESTART, Entry
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, Entry
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.steps import End
 from plimsoll.guard.daemon.conductor import ActionPorts, Conductor
@@ -83,6 +83,31 @@ def test_what_ended_while_the_journal_could_not_be_written_is_not_gone_on_with()
 
     play(world, book, script, view=lambda _: view_of("none"))
     assert (world.state.starts, set(ends(world))) == (1, {"held"})
+
+
+def test_a_take_over_that_could_not_be_written_gives_the_lock_back() -> None:
+    """Else nobody renews it, and this guard could never take it again: not for this action, nor for any other."""
+    world, book = killed_at("before outcome stop", ttl_s=30.0)
+    world.state.now += 60.0
+    write, refusals = book.append, iter([WorldFailed("no space left on device")])
+
+    def append(kind: str, **more: Any) -> Entry:
+        if kind == NOTE and (refusal := next(refusals, None)) is not None:
+            raise refusal
+        return write(kind, **more)
+
+    async def script(conductor: Conductor) -> None:
+        with pytest.raises(WorldFailed):
+            await conductor.take_over()
+        assert world.state.holder == 0
+        await asyncio.sleep(60.0)
+        assert await conductor.take_over() == []
+        await to_the_end(conductor, world, book)
+
+    book.append = append  # type: ignore[method-assign]
+    play(world, book, script)
+    assert (world.state.stops, world.state.starts) == (1, 1)
+    assert [one for one in unsafe(world, book) if "release was done in no step" not in one] == []
 
 
 def test_a_journal_that_fails_at_once_lets_nothing_be_begun() -> None:

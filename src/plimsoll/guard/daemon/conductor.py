@@ -508,14 +508,18 @@ class Conductor:
         if turned.step not in QUIET_STEPS and turned.step is not None:
             # With a new lock: the earlier guard's is gone, or will be refused as older.
             lock = await steps.do(Step.LOCK, turned)
-            self._ports.write(NOTE, run, {"take-over": lock.message, "done": lock.is_done})
+            try:
+                self._ports.write(NOTE, run, {"take-over": lock.message, "done": lock.is_done})
+                if lock.is_done and self._ports.shared is not None:  # whoever had the lock may have ended it since
+                    self._ports.shared.absorb()
+            except PlimsollError:
+                await steps.do(Step.UNLOCK, turned)  # else it would be held, not renewed, and never taken again
+                raise
             if not lock.is_done:
                 return False
-            if self._ports.shared is not None:  # whoever had the lock may have ended it since
-                self._ports.shared.absorb()
-                if run.action not in {one.action for one in open_actions(self.kept())}:
-                    await steps.do(Step.UNLOCK, turned)
-                    return True
+            if self._ports.shared is not None and run.action not in {one.action for one in open_actions(self.kept())}:
+                await steps.do(Step.UNLOCK, turned)
+                return True
             turned = turned._replace(epoch=int(lock.facts["epoch"]), facts={**turned.facts, "epoch": lock.facts["epoch"]})
         says = f"taking over from an earlier guard that stopped in {run.step}: continues with {turned.step}"
         self._ports.tell(Announcement(run.engine, says))
