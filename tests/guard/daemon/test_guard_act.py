@@ -64,6 +64,7 @@ def test_a_journal_that_fails_in_the_middle_leaves_no_engine_out_of_service(kind
     assert "guard stopped acting: no space left" in says(world)
     assert world.state.stops == world.state.starts
     assert not world.state.is_out
+    assert world.state.holder == 0, "the lock is free for other guards"
     assert [one for one in unsafe(world, book) if one != "an action is still open"] == []
 
 

@@ -545,6 +545,7 @@ class Conductor:
             )
             if run.step is None:
                 self._unwritten[run.action] = run
+            await steps.lock.release()
             raise
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError, PlimsollError):
