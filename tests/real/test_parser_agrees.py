@@ -15,13 +15,13 @@ from lab.engine.install import engine_home, site_packages
 from lab.engine.parser import ParserProcess
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.errors import BadInput
-from plimsoll.launch.check_flags import FlagStatus, check, value_problem
+from plimsoll.launch.check_flags import FlagStatus, check, out_of_range, value_problem
 from plimsoll.launch.command_line import EntryPoint, Launch, UnresolvedWords, read_command_line
 from plimsoll.launch.files import read_launches
 from plimsoll.render.flags import rewritten_line
 from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
 from plimsoll.vllm import versions
-from plimsoll.vllm.flag_notes import GONE, GONE_VARIABLES, RANGES, own_values
+from plimsoll.vllm.flag_notes import GONE, GONE_VARIABLES, NEEDS, RANGES, own_values
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of
 from plimsoll.vllm.versions import engine_named
 from tests.assets.plans import random_plan, settings_of
@@ -292,6 +292,15 @@ def test_the_names_of_an_open_list_and_the_limits_of_numbers_are_the_releases_ow
             ends = {"gt=0"} if "gt=0" in said and limits.least == 1 else {f"ge={limits.least:g}"}
             ends |= {f"lt={limits.most:g}"} if limits.below else set()
             assert {end.removesuffix(".0") for end in re.findall(r"\b[gl][et]=[0-9.]+", said)} == ends, name
+
+
+def test_what_is_refused_beside_the_parser_is_refused(parser: ParserProcess) -> None:
+    """Of the options that end in -config, 3 is refused where we say so and nowhere else; so are switches that need another."""
+    rows = {name: row for name, row in flags_of(RELEASE).items() if row.kind == "json" and name.endswith("-config")}
+    ours = {name for name, row in rows.items() if out_of_range(row, "3", RELEASE, frozenset())}
+    assert ours == {name for name in rows if not parser.parse(["serve", "m", name, "3"])["ok"]}
+    for name in (name for name, need in NEEDS.items() if need.is_refused):
+        assert not parser.parse(["serve", "m", name])["ok"], name
 
 
 def test_the_commands_of_fifty_random_plans_are_taken_by_the_real_parser(parser: ParserProcess, tmp_path: Path) -> None:

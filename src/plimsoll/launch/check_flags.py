@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import (
+    RUNTIME_ADDS,
+    TEMPLATE_ADDS,
     TWICE,
     Argument,
     CommandLine,
@@ -34,7 +36,7 @@ from plimsoll.launch.command_line import (
 from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto, shortened
 from plimsoll.vllm import flag_notes, flags, versions
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of, release_after
-from plimsoll.vllm.versions import Behaviour, Engine, announced_between
+from plimsoll.vllm.versions import Behaviour, Coverage, Engine, announced_between
 
 
 class FlagStatus(StrEnum):
@@ -196,7 +198,7 @@ def _mend(argument: Argument, item: Item, made: _Words, release: str, given: fro
         made.flags.append([item.instead])
     elif item.instead is not None and (value := in_form_of(row, argument.values)) is not None:
         made.flags.append([row.name, value])
-    elif any(out_of_range(row.name, value, release, given) for value in argument.values):
+    elif any(out_of_range(row, value, release, given) for value in argument.values):
         made.flags.append(spelled(argument))
         made.to_be_set.append(" ".join(spelled(argument)))
     else:
@@ -270,9 +272,10 @@ def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unresol
         return _bad_value(argument, row, problem)
     if id(argument) not in beside.overruled:  # values that the parser takes, and with which vLLM does not start
         seen = (value for value in argument.values if value not in unseen)
-        problem = next(filter(None, (out_of_range(row.name, value, release, beside.given) for value in seen)), None)
+        problem = next(filter(None, (out_of_range(row, value, release, beside.given) for value in seen)), None)
         if problem is not None:
-            who = "no release takes" if flag_notes.RANGES[row.name].since is None else f"{release} does not start with"
+            limits = flag_notes.RANGES.get(row.name)
+            who = "no release takes" if limits and limits.since is None else f"{release} does not start with"
             return never(note=f"{who} this value: {problem}")
     return _taken(argument, row, engine, beside, unseen)
 
@@ -300,7 +303,9 @@ def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags,
     # A flag that acts only beside another, which the command does not give.
     first = history_of(row.name)[0].first
     needs = flag_notes.in_force(flag_notes.NEEDS, row.name, release)
-    if needs is not None and beside.is_whole and needs.flag not in beside.given:
+    if needs is not None and beside.is_whole and needs.flag not in beside.given and not argument.is_negated:
+        if needs.is_refused:
+            return item(FlagStatus.NEVER_EXISTED, note=f"vLLM does not start with it unless {needs.flag} is given")
         since = first if needs.since is None else None  # earlier releases were not read: it may be older
         instead = f"{needs.flag} beside it, if it was meant to act"
         return item(FlagStatus.NO_EFFECT, since, instead, f"vLLM looks at it only where {needs.flag} is given")
@@ -449,7 +454,8 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     overruled = frozenset(id(a) for a in line.arguments if a.row is not None and last.get(a.row.name) != id(a))
     is_opaque = any(a.is_opaque for a in line.arguments) or unseen.is_whole(line.model or "")
     is_file_missing = config is not None and config.entries is None
-    beside = OtherFlags(line.given, overruled, not is_file_missing and not is_opaque and not launch.otherwise)
+    is_added_to = not {RUNTIME_ADDS, TEMPLATE_ADDS}.isdisjoint(launch.notes)
+    beside = OtherFlags(line.given, overruled, not (is_file_missing or is_opaque or launch.otherwise or is_added_to))
     judged = [(a, judge(a, engine, launch.entry, unseen, beside)) for a in line.arguments if not a.is_opaque]
     variables = [(name, value, _judge_variable(name, value, engine)) for name, value in dict(launch.environment).items()]
     items = [item for _, item in judged]
@@ -620,9 +626,13 @@ def row_problem(row: FlagRow, value: str) -> str | None:
     return _wrong_kind(row.kind, value)
 
 
-def out_of_range(name: str, value: str, release: str, given: frozenset[str]) -> str | None:
-    """Why vLLM refuses a number that its parser takes; None if it does not, or is no number."""
-    limits = flag_notes.in_force(flag_notes.RANGES, name, release)
+def out_of_range(row: FlagRow, value: str, release: str, given: frozenset[str]) -> str | None:
+    """Why vLLM refuses a value of the right kind; None if it does not, or nobody read it for that."""
+    if row.kind == "json" and row.name.endswith("-config") and row.name not in flag_notes.ANY_JSON:
+        with contextlib.suppress(ValueError, RecursionError):
+            is_read = not Coverage.CONFIG_CHECKS.begins_after(release)
+            return f"{value[:60]!r} is no JSON object" if is_read and not isinstance(json.loads(value), dict) else None
+    limits = flag_notes.in_force(flag_notes.RANGES, row.name, release)
     return None if limits is None or not given.isdisjoint(limits.unless) else limits.problem(value)
 
 

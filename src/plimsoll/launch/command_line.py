@@ -62,6 +62,8 @@ _SHORT_SWITCHES = frozenset("ditPq")
 # Images that belong to vLLM's surroundings and do not serve a model.
 _BESIDE = ("router", "exporter", "proxy", "operator", "controller", "dashboard", "bench")
 TWICE = "vllm-openai starts the server by itself: the start command given to it is read as arguments"
+RUNTIME_ADDS = "the serving runtime may add arguments of its own"
+TEMPLATE_ADDS = "KServe's own template adds arguments of its own"
 # A first argument that is a program of its own: the image's entry point hands over to it, or would choke on it.
 _PROGRAM = r"(?:.*/)?(?:(?:ba|da|a|z|k)?sh|vllm|python[0-9.]*|env|sleep|tail|nvidia-smi|ray|torchrun|pip|ls|cat|echo|tini)"
 

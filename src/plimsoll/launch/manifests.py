@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.launch.command_line import Container, Launch, find_in_container
+from plimsoll.launch.command_line import RUNTIME_ADDS, TEMPLATE_ADDS, Container, Launch, find_in_container
 from plimsoll.launch.shell_words import joined_words
 
 Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | bool | None"
@@ -258,7 +258,7 @@ def _in_kubernetes(document: Tree, name: str, runtimes: Mapping[str, str]) -> It
                 hints = (form.get("name"), model.get("runtime"), model.get("image"))
                 if any(isinstance(hint, str) and "vllm" in hint.lower() for hint in hints):
                     container = container_of(model, growth)
-                    notes = (*container.notes, "the serving runtime may add arguments of its own")
+                    notes = (*container.notes, RUNTIME_ADDS)
                     container = replace(container, image=container.image or "vllm", notes=notes)
                     found.append((container, model, f"{where}, model", ("model",)))
             for container, body, source, way in found:
@@ -288,7 +288,7 @@ def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> C
         image=container.image or "vllm",
         entry=("vllm", "serve"),
         arguments=((named or "/mnt/models").removeprefix("hf://"), *container.arguments, *more),
-        notes=(*container.notes, "KServe's own template adds arguments of its own"),
+        notes=(*container.notes, TEMPLATE_ADDS),
     )
 
 

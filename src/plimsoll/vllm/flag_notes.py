@@ -39,6 +39,7 @@ class Requirement(NamedTuple):
 
     flag: str
     since: str | None = None  # the release whose source was read; None: it is so in every release that has both
+    is_refused: bool = False  # without it vLLM does not even start
 
 
 class AnnouncedRemoval(NamedTuple):
@@ -110,6 +111,9 @@ OPEN_SETS = frozenset(
     "--reasoning-parser --tool-call-parser --quantization --speculative-model-quantization --load-format --tokenizer-mode"
     " --distributed-executor-backend --attention-backend --config-format".split()
 )
+
+# Options that end in -config whose parser takes any JSON; for the others only an object will do.
+ANY_JSON = frozenset("--diffusion-config --override-generation-config --speculative-config --watermark-config".split())
 
 
 @functools.cache
