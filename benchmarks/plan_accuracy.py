@@ -228,7 +228,12 @@ _WRONG_THIRD = (
     "The release of the two on an A10G is not stated; 0.24 was taken."
 )
 _WRONG_FOURTH = "Nothing was out of its band. Mended all the same: unsloth's NVFP4 checkpoints keep attention in 8 bits."
-WRONG = (_WRONG_FIRST, _WRONG_SECOND, _WRONG_THIRD, _WRONG_FOURTH)
+_WRONG_FIFTH = (
+    "Nothing was out of its band. The host of a GB10 and cards without NVLink were taken to hold more than most do, and "
+    "Qwen2.5-Omni's film to take what Qwen2.5-VL's does. One on an MI355X and one on an H200 are not in the tables: their "
+    "commands are not known whole."
+)
+WRONG = (_WRONG_FIRST, _WRONG_SECOND, _WRONG_THIRD, _WRONG_FOURTH, _WRONG_FIFTH)
 
 
 def _first_answers(starts: list[Newer], missing: list[int]) -> list[str]:

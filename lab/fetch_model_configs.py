@@ -45,6 +45,11 @@ CLASS_DEFAULTS: dict[str, tuple[str, str, float, dict[str, Any]]] = {
     "allenai/Olmo-Hybrid-7B": ("OlmoHybridForCausalLM", "olmo_hybrid", 7.4, {}),
     "facebook/cwm": ("CwmForCausalLM", "cwm", 32, {}),
     "Alibaba-NLP/gte-multilingual-base": ("GteNewModel", "gte", 0.305, {}),
+    "Qwen/Qwen3-ASR-1.7B": ("Qwen3ASRForConditionalGeneration", "qwen3_asr", 2.04, {}),
+    "allenai/FlexOlmo-7x7B-1T": ("FlexOlmoForCausalLM", "flex_olmo", 33.3, {}),
+    "mistralai/Mamba-Codestral-7B-v0.1": ("Mamba2ForCausalLM", "mamba2", 7.29, {}),
+    "PaddlePaddle/PaddleOCR-VL": ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", 0.9, {"tie_word_embeddings": False}),
+    "BAAI/Emu3-Chat-hf": ("Emu3ForConditionalGeneration", "emu3", 8.49, {}),
 }  # fmt: skip
 OFF_BY_AT_MOST = 0.05
 _PRINT_DEFAULTS = (

@@ -23,8 +23,9 @@ _QUANTIZED: tuple[tuple[str, str | None, str, Mapping[str, Any] | None], ...] = 
 )
 # Endings of one model's editions, which share a shape: tuned for instructions, dated, in another format.
 _EDITION = r"instruct|it|chat|base|thinking|reasoning|hf|pt|text|2\d{3}|[01]\d{3}|0[1-9]-20\d\d"
-# Endings that say nothing of the shape: how it may be drafted, what it was made for, which file of a GGUF repository.
-_ASIDE = r"[-_.](?:mtp|vllm|sglang|awq-marlin|dynamo)|:[\w.-]+"
+# Endings that say nothing of the shape: how it may be drafted, what it was made for, what it no longer refuses, which file of a
+# GGUF repository.
+_ASIDE = r"[-_.](?:mtp|dspark|vllm|sglang|awq-marlin|dynamo|rtx-?\d{4}|abliterated|uncensored|heretic)|:[\w.-]+"
 # Makers whose own checkpoints are quantised: without a file nobody can say how much of one is.
 _BORN_QUANTISED = ("deepseek", "kimi", "minimax", "gpt-oss", "mistral", "ministral", "devstral", "magistral")
 _NOT_QUANTISED_ALIKE = (
@@ -63,7 +64,7 @@ def _parsed(name: str) -> _Parsed:
     while match := re.fullmatch(rf"(.+)-({_EDITION})", rest):
         rest = match.group(1)
         editions.insert(0, match.group(2))
-    return _Parsed(rest.removeprefix("meta-"), tuple(editions), quantized, settings)
+    return _Parsed(re.sub("^(?:meta|huihui)-", "", rest), tuple(editions), quantized, settings)
 
 
 @dataclass(frozen=True, slots=True)

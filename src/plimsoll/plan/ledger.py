@@ -113,7 +113,8 @@ _GATED_TOWERS = ("qwen2_5_vl", "qwen2_5_omni", "glm4v", "glm4v_moe")
 _QWEN_VL = (*_FILM_READERS, "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 DEEPSTACK = {"qwen3_vl": 4, "qwen3_vl_moe": 4}  # embeddings of several layers beside the last one's
 ITEM_TOKENS = {"gemma3": 256, "llava": 576, **WHOLE_ITEM_TOKENS, **dict.fromkeys(_QWEN_VL, 16384)}
-MEASURED_TOWERS = frozenset({"gemma3", "gemma4", *_QWEN_VL})  # of the others no start prints what the encoder took
+# Of the others no start prints what the encoder took; Qwen2.5-Omni took 1 GiB where its film alone should take 2.6.
+MEASURED_TOWERS = frozenset({"gemma3", "gemma4", *_QWEN_VL}) - {"qwen2_5_omni"}
 ITEM_TOKENS |= dict.fromkeys(("glm4v", "glm4v_moe"), 30000)  # a film of 47,040,000 pixels (glm4_1v.py), if the context holds it
 
 # Multiprocessors by compute capability: rows of the top-k buffer. The largest card of each.
@@ -392,6 +393,8 @@ def _non_torch(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> 
         band = era.non_torch["together" if fast else "together_slow_link"]
         if capability >= (10, 0) and fast:
             band = _circumstance("together on Blackwell")
+        elif capability >= (8, 6) and not fast and era.does(Behaviour.GRAPH_ESTIMATE):
+            band = _circumstance("together without NVLink")
         name = f"tensor parallel {settings.tensor_parallel}"
     elif settings.pipeline_parallel > 1:
         band, name = era.non_torch["staged"], "pipeline parallel"
