@@ -6,8 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plimsoll.guard.daemon.host import tree
@@ -32,18 +31,13 @@ def test_a_line_of_proc() -> None:
     assert parse_stat(text) == Process(123, 45, 99, "R", int(fields[19]))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "()", "x (y) S 1 2 3", "1 (a) S", f"1 (a) S x 2 3 {TAIL} 5 5 5", f"1 (a) SS 1 2 3 {TAIL} 5 5"]
-)
+@given(st.text(max_size=200))
+@example("1 (a) S").via("too short")
+@example(f"1 (a) S x 2 3 {TAIL} 5 5 5").via("a word for a number")
+@example(f"1 (a) SS 1 2 3 {TAIL} 5 5").via("a state of two letters")
 def test_what_is_no_line_of_proc(text: str) -> None:
     """None, never an exception."""
     assert parse_stat(text) is None
-
-
-@given(st.text(max_size=200))
-def test_wild_text_is_never_an_exception(text: str) -> None:
-    """Whatever it is."""
-    parse_stat(text)
 
 
 def test_children_and_sessions_belong_to_it() -> None:

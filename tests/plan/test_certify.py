@@ -244,22 +244,6 @@ def test_the_profile_s_reserve_is_not_taken_for_more_than_it_is() -> None:
     assert new.ledger.activation.low < old.ledger.activation.low
 
 
-def test_penalties_cost_their_padding_in_the_first_runner_alone() -> None:
-    """One long sequence pads every row's ids; the second runner keeps counters instead."""
-    short = kind_of(certificate(*FIRST, *SERVE, "--max-model-len", "4096"), "penalties")
-    long = kind_of(certificate(*FIRST, *SERVE, "--max-model-len", "131072"), "penalties")
-    assert long.phase.bytes_per_unit - short.phase.bytes_per_unit == 24 * (131072 - 4096)
-    assert all(kind.phase.kind != "penalties" for kind in certificate(*SERVE).kinds)
-
-
-def test_expandable_segments_leave_no_half_used_piece() -> None:
-    """With them torch maps pages, not pieces: the first runner's logits cost two bytes an entry less."""
-    words = (*SERVE, "--max-model-len", "8192")
-    plain = kind_of(certificate(*FIRST, *words), "prompt_logprobs").phase.bytes_per_unit
-    paged = kind_of(certificate(*FIRST, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", *words), "prompt_logprobs")
-    assert plain - paged.phase.bytes_per_unit == 2 * 128256
-
-
 def test_forty_commands_are_certified_on_paper(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,14 +257,3 @@ def test_forty_commands_are_certified_on_paper(
     assert set(answers) == {"certified", "not"}
     assert 10 <= answers.count("certified") <= 30
     assert trials.read_text(encoding="utf-8") == (HERE / "h200.json").read_text(encoding="utf-8")
-
-
-def test_the_trials_are_eight_servers_with_requests_inside_and_outside() -> None:
-    """A certified server has nothing outside; any other has a larger request outside than inside."""
-    trials = json.loads((HERE / "h200.json").read_text(encoding="utf-8"))
-    assert len(trials) == 8
-    for trial in trials:
-        assert trial["inside"]
-        assert bool(trial["outside"]) != trial["certified"], trial["name"]
-        for request in (*trial["inside"], *trial["outside"]):
-            assert set(request) == {"prompt_tokens", "prompt_logprobs", "logprobs", "n", "max_tokens"}

@@ -232,15 +232,6 @@ def test_auto_takes_the_checkpoints_word() -> None:
     assert planned(quantized, replace(LONG, kv_cache_dtype="bfloat16")).bytes_per_block == 2 << 20
 
 
-def test_draft_layers_join_the_last_stage() -> None:
-    """The MTP head's layer has a cache like the last attention layer's, on the last pipeline stage."""
-    stages = specs_of_all_stages(
-        replace(LLAMA, mtp_layers=1), replace(LONG, pipeline_parallel=2, speculative={"method": "mtp"})
-    )
-    assert [len(stage) for stage in stages] == [16, 17]
-    assert stages[1][-1].layer == "layers.32.attn"
-
-
 def test_chunked_attention_is_allocated_as_full_unless_told() -> None:
     """Llama 4: vLLM turns its hybrid manager off for chunked local attention."""
     local = Layer(LayerKind.CHUNKED_LOCAL, kv_heads=8, head_dim=128, v_head_dim=128)

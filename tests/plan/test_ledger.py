@@ -9,14 +9,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.models.shape import Tower
-from plimsoll.plan.kv_layers import in_flight_tokens
 from plimsoll.plan.ledger import Ledger, ModelFacts
 from plimsoll.plan.settings import Card
 from plimsoll.units import GIB, Estimate
 from tests.each import each
 from tests.models.model_configs import LLAMA_8B as CONFIG
-from tests.plan.planning import H100, H200, L4, LLAMA, facts_of, ledger_of, settings_of
+from tests.plan.planning import H100, H200, L4, LLAMA, facts_of, ledger_of
 
 LLAMA_70B = facts_of(CONFIG, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64)
 
@@ -84,21 +82,6 @@ def test_flags_of_the_states_are_heard() -> None:
     assert _plan(model, H100, f"{caching} --mamba-ssm-cache-dtype float32").kv_plan.block_size > 1.5 * plain.block_size
     assert _plan(model, H100, f"{caching} --mamba-cache-dtype float32").kv_plan.block_size > 1.5 * plain.block_size
     assert _plan(model, H100, f"{caching} --mamba-cache-mode all").kv_plan.blocks_per_request > plain.blocks_per_request
-
-
-def test_the_runner_decides_what_is_in_flight() -> None:
-    """Two stages with async scheduling: the second runner has a batch more under way, which a window must hold."""
-    command = "--pipeline-parallel-size 2 --max-num-batched-tokens 8192"
-    for runner, batches in (("0", 2), ("1", 3)):
-        assert in_flight_tokens(settings_of(command, environment={"VLLM_USE_V2_MODEL_RUNNER": runner})) == batches * 8192
-
-
-def test_a_whole_encoder_on_every_rank() -> None:
-    """--mm-encoder-tp-mode data keeps all of the encoder on each of two GPUs, not half of it."""
-    tower = Tower("vision", layers=24, hidden_size=1024, heads=16, intermediate_size=4096, patch_size=14)
-    model = replace(LLAMA, shape=replace(LLAMA.shape, towers=(tower,)))
-    halves = _plan(model, H100, "--tensor-parallel-size 2").weights.value
-    assert _plan(model, H100, "--tensor-parallel-size 2 --mm-encoder-tp-mode data").weights.value > halves + 0.2 * GIB
 
 
 @given(

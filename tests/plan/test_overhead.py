@@ -43,40 +43,25 @@ def on_h100(release: str = "0.19.0", shape: ModelShape | None = None, **changes:
 
 
 def test_every_release_has_a_range() -> None:
-    """From 0.6 to 0.32 each release falls into one range, and the ranges follow each other without a gap."""
+    """From 0.6 to 0.32 each release falls into one range, the ranges follow each other, and a newer release is in the last."""
     assert ERAS[0].since is None
     assert [era.first for era in ERAS] == sorted({era.first for era in ERAS}, key=lambda first: Version.read(first).release)
     seen = [era_of(release).name for release in RELEASES]
     assert set(seen) == {era.name for era in ERAS}
     places = [[era.name for era in ERAS].index(name) for name in seen]
     assert places == sorted(places)
-
-
-@pytest.mark.parametrize("release", ["0.33.0", "1.0.0", "0.32.1.dev7+g1234567"])
-def test_unknown_release_is_met_as_the_newest(release: str) -> None:
-    """A release newer than the table is planned with the newest range."""
-    assert era_of(release) is ERAS[-1]
+    assert all(era_of(release) is ERAS[-1] for release in ("0.33.0", "1.0.0", "0.32.1.dev7+g1234567"))
 
 
 @each("release", RELEASES)
-@each("field", ["max_num_seqs", "max_num_batched_tokens"])
-def test_more_batch_never_takes_less(release: str, field: str) -> None:
-    """More sequences or more tokens never need less memory."""
-    values = [on_h100(release, None, **{field: size}).activation.value for size in (1, 16, 64, 256, 1024, 4096, 16384)]
+def test_more_never_takes_less_and_eager_has_no_graphs(release: str) -> None:
+    """More sequences, tokens or words never need less memory; under --enforce-eager graphs are neither subtracted nor made."""
+    for field in ("max_num_seqs", "max_num_batched_tokens"):
+        values = [on_h100(release, None, **{field: size}).activation.value for size in (1, 16, 64, 256, 1024, 4096, 16384)]
+        assert values == sorted(values), field
+    words = [llama(vocab_size=size) for size in (32000, 49152, 128256, 151936, 256000)]
+    values = [on_h100(release, shape=shape).activation.value for shape in words]
     assert values == sorted(values)
-
-
-@each("release", RELEASES)
-def test_more_vocabulary_never_takes_less(release: str) -> None:
-    """A larger vocabulary never needs less memory."""
-    shapes = [llama(vocab_size=size) for size in (32000, 49152, 128256, 151936, 256000)]
-    values = [on_h100(release, shape=shape).activation.value for shape in shapes]
-    assert values == sorted(values)
-
-
-@each("release", RELEASES)
-def test_eager_has_no_graphs(release: str) -> None:
-    """Under --enforce-eager there are no graphs, neither subtracted nor captured."""
     terms = on_h100(release, enforce_eager=True, estimates_graphs=True)
     assert terms.graphs.high == terms.graphs_actual.high == 0
 
@@ -230,13 +215,6 @@ def test_least_absolute_deviations_ignore_an_outlier() -> None:
 
 CAPTURED = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-overhead"
 
-# name, tokens, sequences, eager, bytes that are neither weights nor KV in GiB
-CAPTURES = [
-    ("base", 8192, 1024, False, 139.80 * 0.92 - 15.0 - 112.28),
-    ("eager90", 8192, 1024, True, 139.80 * 0.90 - 15.0 - 109.72),
-    ("seedcfg", 24576, 64, True, 139.80 * 0.88 - 14.99 - 105.25),
-]
-
 MODELS = {
     "L": "meta-llama/Llama-3.1-8B", "Q8": "Qwen/Qwen3-8B", "Q32": "Qwen/Qwen3-32B", "QM": "Qwen/Qwen3-30B-A3B",
     "MIX": "mistralai/Mixtral-8x7B-v0.1", "G2": "google/gemma-2-9b-it", "GR": "ibm-granite/granite-3.1-8b-instruct",
@@ -247,15 +225,6 @@ def on_h200(config: dict[str, Any], tokens: int, sequences: int, *, eager: bool,
     settings = Settings(release="0.25.1", gpu_bytes=150109880320, compute_capability=(9, 0), max_num_seqs=sequences,
                         v2_runner=v2, max_num_batched_tokens=tokens, max_model_len=8192, enforce_eager=eager)  # fmt: skip
     return overhead(ModelShape.from_config(config), settings)
-
-
-@pytest.mark.parametrize(("name", "tokens", "sequences", "eager", "measured"), CAPTURES, ids=[row[0] for row in CAPTURES])
-def test_captures(name: str, tokens: int, sequences: int, eager: bool, measured: float) -> None:
-    """What is neither weights nor KV is within 0.3 GiB or 15 %, and never under by more than 0.3 GiB."""
-    terms = on_h200(LLAMA_8B, tokens, sequences, eager=eager)
-    predicted = (terms.activation.value + terms.non_torch.value + terms.graphs.value) / GIB
-    assert abs(predicted - measured) <= max(0.3, 0.15 * measured), name
-    assert predicted >= measured - 0.3, name
 
 
 @each("start", json.loads((CAPTURED / "starts.json").read_text(encoding="utf-8")), ids=lambda start: str(start["case"]))

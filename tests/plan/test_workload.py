@@ -221,15 +221,6 @@ def test_figures_are_in_their_order(requests: list[tuple[int, int]], layers: lis
     assert answer.paged_bytes <= answer.reserved_bytes
 
 
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=20), st.integers(1, 4096))
-def test_waste_is_less_than_a_block(lengths: list[int], size: int) -> None:
-    """The last block of a request has at least one token and at most all."""
-    for row in waste_of(lengths, [size]):
-        assert 0 <= row.slots <= row.block_size - 1
-        assert 0 <= row.last_block_empty < 1
-        assert 0 <= row.share < 1
-
-
 @given(st.integers(1, 8192), LAYERS)
 def test_counts_are_the_planners_own(length: int, layers: list[KvSpec]) -> None:
     """Blocks of a request equal those of a plan whose max_model_len is its length."""
