@@ -114,6 +114,15 @@ def test_keys_are_copied_beyond_the_kv_heads() -> None:
     assert 2 * eight - four == pytest.approx(keys, rel=0.15)
 
 
+def test_experts_are_spread_over_data_parallel_ranks_too() -> None:
+    """Expert parallelism over 2 x 4 ranks leaves an eighth of the experts, the rest as tensor parallelism leaves it."""
+    shape = shape_of(QWEN3_30B)
+    both = weights_from_shape(shape, _on(4, data_parallel=2, expert_parallel=True)).value
+    wide = weights_from_shape(shape, _on(4, data_parallel=2)).value
+    assert both == pytest.approx(wide, rel=0.001)  # 128 experts and their width divide by eight alike
+    assert both < weights_from_shape(shape, _on(4)).value
+
+
 @each(
     ("quantization", "bytes_per_weight"),
     [
