@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,14 @@ def test_figures_are_those_of_the_recordings(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == shown[1]
 
     folder = ROOT / "tests" / "captures" / "vllm-0.25.1-h200-inside"
-    found = [ratio for path in sorted(folder.glob("*.json")) for ratio in _ratios(json.loads(path.read_text(encoding="utf-8")))]
+    found: list[float] = []
+
+    def note(one: dict[str, Any]) -> None:
+        if isinstance(one.get("allocated"), int) and isinstance(one.get("reserved"), int):
+            found.append(one["allocated"] / one["reserved"])
+
+    for path in folder.glob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"), object_hook=note)
     assert f"{min(found):.3f} to {max(found):.3f} in all {len(found)} samples" in PAGE
 
     rows = recorded.article_flags().rows
@@ -44,16 +50,6 @@ def test_there_are_fifteen_claims_each_with_what_is_right() -> None:
     numbers = [str(number) for number in range(1, 16)]
     assert [part.split(".")[0] for part in claims] == re.findall(r"^\| \[(\d+)\]\(#", PAGE, re.MULTILINE) == numbers
     assert [part.splitlines()[0] for part in claims if "Right" not in part or "Instead" not in part] == []
-
-
-def _ratios(found: Any) -> Iterator[float]:
-    if isinstance(found, dict):
-        if isinstance(found.get("allocated"), int) and isinstance(found.get("reserved"), int):
-            yield found["allocated"] / found["reserved"]
-        found = list(found.values())
-    if isinstance(found, list):
-        for one in found:
-            yield from _ratios(one)
 
 
 def test_figures_are_those_of_the_other_pages() -> None:

@@ -69,8 +69,8 @@ def test_it_is_a_restart_with_all_its_steps() -> None:
     assert unsafe(world, book) == []
 
 
-def test_a_guard_may_die_anywhere_in_it() -> None:
-    """The next one finishes it or begins anew, and there is never a second engine."""
+def test_a_guard_may_die_anywhere_in_it_and_what_an_earlier_one_has_begun_comes_first() -> None:
+    """The next one finishes it or begins anew, with the wait for the memory, and there is never a second engine."""
     whole = World(State("down"))
     one_life(whole, MemoryBook())
     assert len(whole.points) > 20
@@ -81,10 +81,6 @@ def test_a_guard_may_die_anywhere_in_it() -> None:
         one_life(world, book)
         assert (world.state.starts, world.is_running) == (1, True), name
         assert unsafe(world, book) == [], name
-
-
-def test_what_an_earlier_guard_has_begun_comes_first() -> None:
-    """Killed after its stop: the action is finished, with the wait for the memory, and not overtaken by another start."""
     world, book = killed_at("after outcome stop")
     one_life(world, book)
     assert (world.state.stops, world.state.starts, ends(world)) == (1, 1, ["done"])
