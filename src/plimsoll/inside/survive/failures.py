@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from plimsoll.inside.settings import data_table
+
 # torch's allocator; the CUDA runtime and driver where torch or Triton report them. A host that is out of memory is none.
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory\. |CUDA error: out of memory|CUDA driver error: out of memory|Triton Error \[CUDA\]: out of memory"
@@ -25,15 +27,7 @@ _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DEEPEST = 400  # frames that are looked at
 
 # The innermost of these functions on the stack names the place; first and second runner, 0.25 to 0.32.
-_SITES = {
-    "_model_forward": "forward", "run_fullgraph": "forward", "run_pw_graph": "forward", "_prepare_inputs": "forward",
-    "prepare_inputs": "forward", "prepare_attn": "forward", "execute_model": "forward",
-    "compute_logits": "logits", "_get_prompt_logprobs_dict": "logits", "compute_prompt_logprobs": "logits",
-    "_sample": "sampler", "sample": "sampler", "sample_tokens": "sampler", "_bookkeeping_sync": "sampler",
-    "_execute_mm_encoder": "encoder", "execute_mm_encoder": "encoder", "get_mm_embeddings": "encoder",
-    "set_active_loras": "adapter", "_set_active_loras": "adapter", "activate_adapter": "adapter", "_load_adapter": "adapter",
-    "propose_draft_token_ids": "drafter", "propose": "drafter",
-}  # fmt: skip
+_SITES = {name: site for site, names in data_table("survive")["sites"].items() for name in names}
 
 
 @dataclass(frozen=True)

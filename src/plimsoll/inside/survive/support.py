@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+from plimsoll.inside.settings import data_table
 
 FIRST, SECOND = "first", "second"
 
@@ -24,50 +26,10 @@ class Adapter:
     false_after: tuple[str, ...]
 
 
-_PLACEHOLDERS = "num_output_placeholders"
-ADAPTERS: dict[tuple[int, int], Adapter] = {
-    (0, 25): Adapter((), ("async_tokens_to_discard", _PLACEHOLDERS), ()),
-    (0, 26): Adapter(("num_in_flight_tokens",), ("async_tokens_to_discard", _PLACEHOLDERS), ()),
-    **dict.fromkeys(
-        ((0, minor) for minor in range(27, 33)),
-        Adapter(("num_in_flight_tokens",), ("num_stale_output_tokens", _PLACEHOLDERS), ("drop_stale_output",)),
-    ),
-}
-
 FEATURES = (
     "text", "asynchronous scheduling", "several processes", "CUDA graphs", "pictures", "adapters", "n-gram drafts",
     "other drafts", "pooling", "encoder-decoder models", "Mamba layers", "sleep mode",
 )  # fmt: skip
-
-# What was shown to survive, and where: docs/survive.md has the runs. A text model with greedy or sampled answers, chunked
-# prefill, prefix caching, log-probabilities and structured output is "text".
-# Each set is one combination that ran; less than that is armed, another mixture is not.
-_ON_A_GPU = frozenset({"text", "asynchronous scheduling", "CUDA graphs"})
-PROVEN: dict[tuple[tuple[int, int], str], tuple[frozenset[str], ...]] = {
-    ((0, 25), FIRST): (
-        _ON_A_GPU,
-        frozenset({"text", "asynchronous scheduling", "pictures"}),
-        frozenset({"text", "asynchronous scheduling", "adapters"}),
-    ),
-    ((0, 25), SECOND): (_ON_A_GPU,),
-    **dict.fromkeys((((0, minor), FIRST) for minor in range(27, 32)), (frozenset({"text"}),)),
-    ((0, 32), FIRST): (
-        frozenset({"text", "asynchronous scheduling"}),
-        frozenset({"text", "pictures"}),
-        frozenset({"text", "adapters", "n-gram drafts"}),
-    ),
-}
-
-_SCHEDULER = (
-    "running", "waiting", "requests", "reset_prefix_cache", "reset_encoder_cache", "finish_requests", "schedule",
-    "encoder_cache_manager",
-    "max_num_scheduled_tokens", "max_num_running_reqs", "max_num_encoder_input_tokens", "prev_step_scheduled_req_ids",
-    "finished_req_ids", "reset_preempted_req_ids", "sched_step_seq", "processed_step_seq", "_drain_deferred_frees",
-    "num_spec_tokens", "connector", "ec_connector",
-)  # fmt: skip
-_CORE = ("step_fn", "scheduler", "model_executor", "vllm_config", "batch_queue")
-_EXECUTORS = ("UniProcExecutor", "MultiprocExecutor")
-_SCHEDULERS = ("vllm.v1.core.sched.scheduler", "vllm.v1.core.sched.async_scheduler")
 
 
 def release_of(version: str) -> tuple[int, int] | None:
@@ -77,6 +39,28 @@ def release_of(version: str) -> tuple[int, int] | None:
     if len(numbers) not in (2, 3) or not all(part.isdecimal() for part in numbers):
         return None
     return int(numbers[0]), int(numbers[1])
+
+
+def _releases_of(row: Any) -> list[tuple[int, int]]:
+    return [release for text in row["releases"] if (release := release_of(text)) is not None]
+
+
+_TABLE = data_table("survive")
+ADAPTERS = {
+    release: Adapter(*(tuple(row[field.name]) for field in fields(Adapter)))
+    for row in _TABLE["adapters"]
+    for release in _releases_of(row)
+}
+# What was shown to survive, and where: docs/survive.md has the runs. A text model with greedy or sampled answers, chunked
+# prefill, prefix caching, log-probabilities and structured output is "text".
+# Each set is one combination that ran; less than that is armed, another mixture is not.
+PROVEN = {
+    (release, str(row["runner"])): tuple(map(frozenset, row["with"]))
+    for row in _TABLE["proven"]
+    for release in _releases_of(row)
+}
+_EXECUTORS = ("UniProcExecutor", "MultiprocExecutor")
+_SCHEDULERS = ("vllm.v1.core.sched.scheduler", "vllm.v1.core.sched.async_scheduler")
 
 
 def proven_lines(version: str) -> list[str]:
@@ -135,7 +119,7 @@ def refusal(core: Any, version: str, *, unproven: bool) -> str | None:
 def missing_names(core: Any, adapter: Adapter) -> str | None:
     """What the adapter needs and this engine lacks; None when all is there."""
     scheduler = core.scheduler
-    for owner, names in ((core, _CORE), (scheduler, _SCHEDULER)):
+    for owner, names in ((core, _TABLE["core"]), (scheduler, _TABLE["scheduler"])):
         if lacking := [name for name in names if not hasattr(owner, name)]:
             return f"{type(owner).__name__} has no {lacking[0]}"
     if "reset_running_requests" not in inspect.signature(scheduler.reset_prefix_cache).parameters:
