@@ -17,21 +17,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from benchmarks import simulate_accuracy as rtx
 from benchmarks import simulate_h200 as h200
 from lab.marked import placed
+from lab.measured_runs import duration_error
 from lab.service.runs import loads_in, measured
 from lab.service.tuned import RESULTS, model_in
 from plimsoll.cli.main import parse
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, read_command
-from plimsoll.simulate.fit import duration_error, error_of
+from plimsoll.simulate.fit import error_of
 from plimsoll.simulate.replay import replay
+from plimsoll.simulate.replicas import merge_replays, replay_in_lockstep
 from plimsoll.simulate.settings import EngineLimits, planned_settings
 from plimsoll.simulate.silicon import StepClock, planned_clock
-from plimsoll.simulate.trace import MeasuredRun, pick
+from plimsoll.simulate.trace import MeasuredRun
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "step-time.md"
@@ -48,7 +48,7 @@ REMARKS = {
     "heavy": "a client's TTFT: 60 % of it is the API server's, which is not simulated",
     **{f"block-{size}-1": LATE for size in (16, 32, 64, 128)},
     "RTX4090_Llama-3.1-8B": "no kernels of this card were measured: only the band counts",
-    "RTXPRO6000_Qwen3-30B-A3B-Instruct-2507": "two engines in lockstep, replayed as two that do not wait for each other",
+    "RTXPRO6000_Qwen3-30B-A3B-Instruct-2507": "two engines in lockstep",
 }
 # The model's name and further flags; a Server edition by the bandwidth that the runs show, since none is recorded.
 PRO = "RTX PRO 6000 Blackwell Server"
@@ -123,19 +123,16 @@ def cases(folder: Path) -> Iterator[Case]:
 
 
 def outcome(case: Case) -> Outcome:
-    """The whole run replayed with the unfitted clock; on several engines the requests go to them in turn."""
+    """The whole run replayed with the unfitted clock; several engines of a mixture of experts go in lockstep."""
     times = clock_for(case.command, case.limits).step_time
     if case.is_stamped_inside:
         times = times._replace(front_ns=0)
     trace, engines = case.run.trace, case.command.settings.data_parallel
-    found = replay(trace, case.limits, times)
     if engines > 1:
-        first, last = np.zeros(trace.size, dtype=np.int64), np.zeros(trace.size, dtype=np.int64)
-        for nth in range(engines):
-            rows = np.arange(nth, trace.size, engines)
-            part = replay(pick(trace, rows), case.limits, times)
-            first[rows], last[rows] = part.first_token_ns, part.finish_ns
-        found = found._replace(first_token_ns=first, finish_ns=last)
+        engine_of, runs = replay_in_lockstep(trace, case.limits, times, engines)
+        found = merge_replays(trace, runs, engine_of)
+    else:
+        found = replay(trace, case.limits, times)
     error = error_of(case.run, found)
     assert error.mean_ttft is not None
     assert error.mean_tpot is not None

@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lab.measured_runs import before, duration_error, only_first
 from plimsoll.errors import PlimsollError
 from plimsoll.hardware.cards import gpu_named
-from plimsoll.simulate.fit import Fit, FitError, duration_error, error_of, fit, only_first, replayed, series_shift_s
+from plimsoll.simulate.fit import Fit, FitError, error_of, fit, replayed, series_shift_s
 from plimsoll.simulate.replay import STEP_COLUMNS
-from plimsoll.simulate.settings import EngineLimits, Experts, Speed, StepTime, Work, graph_sizes, roofline
+from plimsoll.simulate.settings import EngineLimits, Experts, Sheet, StepTime, captured_sizes, sheet_time
 from plimsoll.simulate.trace import ABSENT, Integers, MeasuredRun
 from plimsoll.simulate.trace_files import read_measured, read_trace
 
@@ -41,13 +42,13 @@ class Run(NamedTuple):
     name: str
     title: str
     settings: EngineLimits
-    work: Work
+    work: Sheet
     card: str
     has_known_prompts: bool = False
     """Whether PROMPTS says what its prompts begin with."""
 
 
-LLAMA = Work(weights_bytes=15.0e9, active_parameters=7.5e9, kv_bytes_per_token=131_072)
+LLAMA = Sheet(weights_bytes=15.0e9, block_bytes=16 * 131_072, parameters=7.5e9)
 PRO = "RTX PRO 6000 Blackwell Workstation"
 ALL_RUNS = (
     Run(
@@ -73,14 +74,14 @@ ALL_RUNS = (
         EngineLimits(
             num_blocks=PLENTY, max_num_seqs=256, max_num_batched_tokens=4096, max_model_len=262_144, async_scheduling=True
         ),
-        Work(60.0e9, 3.0e9, 98_304, Experts(128, 8, 0.95), cards=2),
+        Sheet(30.0e9, 8 * 98_304, 30.0e9, 28.8e9, Experts(128, 8, 0.95), cards=2),
         PRO,
     ),
     Run(
         "RTXPRO6000_Qwen3-32B",
         "2 x RTX PRO 6000 (tensor parallel), Qwen3-32B",
         EngineLimits(num_blocks=PLENTY, max_num_seqs=128, max_model_len=40_960, async_scheduling=True),
-        Work(64.0e9, 32.0e9, 262_144, cards=2),
+        Sheet(32.0e9, 8 * 262_144, 32.0e9, cards=2),
         PRO,
     ),
 )
@@ -139,27 +140,26 @@ def third(measured: MeasuredRun) -> int:
     return int(measured.finish_ns.max()) // 3
 
 
-def sizes_of(run: Run) -> tuple[int, ...]:
-    """The graphs its engine captured."""
-    return graph_sizes(GRAPH_SEATS.get(run.name, run.settings.max_num_seqs))
+def capturing(run: Run) -> EngineLimits:
+    """The limits by which its engine captured graphs."""
+    return run.settings._replace(max_num_seqs=GRAPH_SEATS.get(run.name, run.settings.max_num_seqs))
 
 
 def data_sheet(run: Run) -> StepTime:
     """Step times by the card and the model alone."""
-    card = gpu_named(run.card)
-    assert card.bandwidth_bytes_per_s, run.card
-    assert card.bf16_flops, run.card
-    speed = Speed(card.bandwidth_bytes_per_s, card.bf16_flops)
-    return roofline(run.work, speed, run.settings.max_num_batched_tokens, sizes_of(run))
+    found = sheet_time(run.work, gpu_named(run.card), capturing(run))
+    assert found is not None, run.card
+    return found
 
 
-def fit_run(run: Run, measured: MeasuredRun, *, until_ns: int | None, with_start: bool = True) -> Fit:
+def fit_run(run: Run, measured: MeasuredRun, *, with_start: bool = True) -> Fit:
     """As `plimsoll simulate --plan --fit` does it."""
     start = data_sheet(run) if with_start else None
-    return fit(measured, run.settings, until_ns=until_ns, start=start, sizes=sizes_of(run), experts=run.work.experts)
+    sizes = captured_sizes(capturing(run), is_eager=False)
+    return fit(measured, run.settings, start=start, sizes=sizes, experts=run.work.experts)
 
 
-def predict(run: Run, measured: MeasuredRun, step_time: StepTime, rest: MeasuredRun, from_ns: int | None) -> Outcome:
+def predict(run: Run, measured: MeasuredRun, step_time: StepTime, rest: MeasuredRun, from_ns: int = ABSENT) -> Outcome:
     """Replay the whole run, and hold it against what is left of it."""
     replay, steps = replayed(measured.trace, run.settings, step_time)
     error = error_of(rest, replay, from_ns=from_ns)
@@ -185,22 +185,22 @@ def measure(run: Run, folder: Path) -> Result:
     measured = load(run, folder)
     until = third(measured)
     begin = time.perf_counter()
-    by_time = fit_run(run, measured, until_ns=until)
+    by_time = fit_run(run, before(measured, until))
     seconds = time.perf_counter() - begin
     requests = measured.trace.size // 3
-    by_request = fit_run(run, only_first(measured, requests), until_ns=None)
+    by_request = fit_run(run, only_first(measured, requests))
     early = np.arange(measured.trace.size) < requests
     later = measured._replace(
         first_token_ns=np.where(early, ABSENT, measured.first_token_ns), finish_ns=np.where(early, ABSENT, measured.finish_ns)
     )
-    alone = fit_run(run, measured, until_ns=until, with_start=False)
+    alone = fit_run(run, before(measured, until), with_start=False)
     unfitted = data_sheet(run)
     return Result(
         run,
         by_time,
         predict(run, measured, by_time.step_time, measured, until),
         seconds,
-        predict(run, measured, by_request.step_time, later, None),
+        predict(run, measured, by_request.step_time, later),
         predict(run, measured, alone.step_time, measured, until),
         unfitted,
         predict(run, measured, unfitted, measured, until),
@@ -248,7 +248,7 @@ def tables(results: Sequence[Result]) -> list[str]:
 
 def step_up_ms(result: Result) -> float:
     """What the fit found a step to cost more where no graph is large enough."""
-    table, largest = result.by_time.step_time.by_tokens, max(sizes_of(result.run))
+    table, largest = result.by_time.step_time.by_tokens, max(captured_sizes(capturing(result.run), is_eager=False))
     assert table is not None, "a fit always makes a table"
     return float(table[largest + 1] - table[largest] - result.by_time.step_time.token_ns) / 1e6
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.marked import placed
+from lab.measured_runs import before, duration_error
 from plimsoll.cli.main import parse
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
-from plimsoll.simulate.fit import duration_error, error_of, fit, fit_histograms
+from plimsoll.simulate.fit import error_of, fit, fit_histograms
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.settings import EngineLimits, Speed, StepTime, Work, graph_sizes, roofline
+from plimsoll.simulate.settings import EngineLimits, Sheet, StepTime, sheet_time
 from plimsoll.simulate.silicon import planned_clock
 from plimsoll.simulate.trace import MeasuredRun
 from plimsoll.simulate.trace_files import read_histograms, read_measured
@@ -32,8 +33,8 @@ DOCS = HERE / "docs" / "step-time.md"
 BLOCKS = {"steady": 920_592 // 16, "heavy": 920_592 // 16, "tight": 32_768 // 16, "storm": 32_768 // 16}
 PREEMPTED = {"steady": 0, "heavy": 0, "tight": 6, "storm": 197}
 """As the server counted them."""
-# Of the shape: weights less the embedding table, parameters, and bytes of KV a token.
-LLAMA_8B = Work(weights_bytes=15.01e9, active_parameters=7.5e9, kv_bytes_per_token=131_072.0)
+# Of the shape: weights less the embedding table, bytes of a KV block, and parameters.
+LLAMA_8B = Sheet(weights_bytes=15.01e9, block_bytes=16 * 131_072.0, parameters=7.5e9)
 
 
 HEAD = "| run | duration | mean TTFT | mean TPOT | preemptions | of the server |"
@@ -65,10 +66,9 @@ def kernels(name: str) -> StepTime:
 
 def data_sheet() -> StepTime:
     """The step times of an H200 by its data sheet."""
-    card = gpu_named("H200")
-    assert card.bandwidth_bytes_per_s is not None
-    assert card.bf16_flops is not None
-    return roofline(LLAMA_8B, Speed(card.bandwidth_bytes_per_s, card.bf16_flops), 2048, graph_sizes(256))
+    found = sheet_time(LLAMA_8B, gpu_named("H200"), EngineLimits())
+    assert found is not None, "the card has rates"
+    return found
 
 
 def load(name: str) -> MeasuredRun:
@@ -90,7 +90,7 @@ def by_stamps(name: str) -> Outcome:
     """Fitted on what was stamped in the first third of the time."""
     measured = load(name)
     third = int(measured.finish_ns.max()) // 3
-    found = fit(measured, settings_of(name), until_ns=third, start=data_sheet())
+    found = fit(before(measured, third), settings_of(name), start=data_sheet())
     return outcome(name, measured, found.step_time, third)
 
 

@@ -25,7 +25,7 @@ from lab.service import score
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.simulate.fit import E2E, fit, fit_histograms
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.settings import EngineLimits, Speed, StepTime, roofline
+from plimsoll.simulate.settings import EngineLimits, StepTime, sheet_time
 from plimsoll.simulate.trace import Floats, Trace, make_trace
 from plimsoll.vllm.metrics_page import Histogram
 
@@ -76,10 +76,9 @@ def seconds(count: int, seats: int, times: StepTime) -> float:
 
 def start() -> StepTime:
     """The data sheet, without graphs."""
-    card = gpu_named("H200")
-    assert card.bandwidth_bytes_per_s is not None
-    assert card.bf16_flops is not None
-    return roofline(LLAMA_8B, Speed(card.bandwidth_bytes_per_s, card.bf16_flops), SERVER.max_num_batched_tokens)
+    found = sheet_time(LLAMA_8B._replace(is_eager=True), gpu_named("H200"), SERVER)
+    assert found is not None, "the card has rates"
+    return found
 
 
 def fitted_to_unlimited() -> StepTime:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.measured_runs import duration_error
 from lab.service.runs import Load, measured
 from plimsoll.cli.main import parse
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, read_command
-from plimsoll.simulate.fit import Fit, duration_error, error_of, fit
+from plimsoll.simulate.fit import Fit, error_of, fit
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, StepTime, captured_sizes, planned_settings
 from plimsoll.standin.config import step_time_of

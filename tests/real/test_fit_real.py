@@ -17,6 +17,7 @@ from benchmarks.simulate_accuracy import (
     third,
 )
 from benchmarks.simulate_h200 import PREEMPTED, by_stamps
+from lab.measured_runs import before
 
 
 @pytest.mark.skipif(not RUNS.is_dir(), reason="the measured runs are not beside the repository")
@@ -25,7 +26,7 @@ def test_the_rest_is_predicted(run: Run) -> None:
     """Duration, mean TTFT and mean TPOT within 5 % (RTX 4090) or 8 %, and the curve of KV use within 3 points."""
     measured = load(run, RUNS)
     until = third(measured)
-    found = fit_run(run, measured, until_ns=until)
+    found = fit_run(run, before(measured, until))
     outcome = predict(run, measured, found.step_time, measured, until)
     assert outcome.worst <= PROMISED.get(run.name, PROMISED_OTHERS), outcome
     if run.name in PROMISED:

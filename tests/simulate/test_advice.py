@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.measured_runs import only_first
 from plimsoll.simulate.advice import Promise, advise
-from plimsoll.simulate.fit import only_first
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import MeasuredRun, make_trace

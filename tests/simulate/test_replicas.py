@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from plimsoll.simulate import layout as at
 from plimsoll.simulate.options import ROUTERS
 from plimsoll.simulate.replay import Replay, replay
-from plimsoll.simulate.replicas import GATEWAY, LEAST_LOAD, ROUND_ROBIN, RoutedEngine, merge_replays, replay_each, route
+from plimsoll.simulate.replicas import (
+    GATEWAY,
+    LEAST_LOAD,
+    ROUND_ROBIN,
+    RoutedEngine,
+    merge_replays,
+    replay_each,
+    replay_in_lockstep,
+    route,
+)
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.summary import summarise
 from plimsoll.simulate.trace import Integers, Trace, make_trace, pick
@@ -82,3 +92,37 @@ def test_a_second_engine_helps_an_overloaded_one() -> None:
     two = merge_replays(trace, replay_each(trace, LIMITS, TIMES, engine_of, 2), engine_of)
     assert two.totals.end_ns < one.totals.end_ns
     assert (summarise(two).ttft.p99 or 0) < (summarise(one).ttft.p99 or 0)
+
+
+def test_a_request_that_is_too_long_stands_in_nobodys_way() -> None:
+    """vLLM's API server refuses it: the engines that a router watches go on, and end with nothing in flight."""
+    trace = generate(parse_synthetic("synthetic:requests=120,rate=20,prompt=1500,output=60,prompt_max=9000,seed=3"))
+    engine_of = route(trace, LIMITS, TIMES, 2)
+    engines = [RoutedEngine(LIMITS, TIMES, trace.prefix_block) for _ in range(2)]
+    for request, arrival in enumerate(trace.arrival_ns.tolist()):
+        for engine in engines:
+            engine.go_on(arrival)
+        engines[engine_of[request]].take(trace, request, arrival)
+    for engine in engines:
+        engine.go_on(10**15)
+    rejected = sum(run.totals.rejected for run in replay_each(trace, LIMITS, TIMES, engine_of, 2))
+    assert 0 < rejected == sum(engine.run.count(at.REJECTED_COUNT) for engine in engines)
+    assert [engine.in_flight for engine in engines] == [0, 0]
+
+
+def test_engines_in_lockstep_wait_for_the_slowest() -> None:
+    """One alone is the plain replay; with a second one that has long prompts to read, every step of the first takes as long."""
+    trace = traffic()
+    (_, (alone,)), plain = replay_in_lockstep(trace, LIMITS, TIMES, 1), replay(trace, LIMITS, TIMES)
+    assert alone.totals == plain.totals
+    for found, wanted in zip(stamps(alone), stamps(plain), strict=True):
+        assert found.tolist() == wanted.tolist()
+    times = StepTime(10**6, 10**4, 0, 0)
+    both = make_trace("two", [0, 0, 10**6], [10, 400, 5], [5, 1, 1])
+    engine_of, runs = replay_in_lockstep(both, LIMITS, times, 2, ROUND_ROBIN)
+    assert engine_of.tolist() == [0, 1, 0]
+    whole = merge_replays(both, runs, engine_of)
+    long, decoding = 10**6 + 400 * 10**4, 10**6 + 10**4
+    assert whole.first_token_ns.tolist() == [long, long, long + 10**6 + 6 * 10**4]
+    assert whole.finish_ns[0] == long + 10**6 + 6 * 10**4 + 3 * decoding
+    assert (whole.totals.finished, whole.arrival_ns.tolist()) == (3, [0, 0, 10**6])

@@ -6,13 +6,14 @@ import ast
 import gzip
 import json
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from plimsoll.errors import BadInput
-from plimsoll.hardware.cards import gpu_named
+from plimsoll.hardware.cards import Gpu, gpu_named
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import start as start_module
 from plimsoll.simulate.settings import (
@@ -23,14 +24,10 @@ from plimsoll.simulate.settings import (
     EngineLimits,
     Experts,
     Sheet,
-    Speed,
     StepTime,
-    Work,
-    active_parameters,
     graph_sizes,
     groups_of,
     padded,
-    roofline,
     sheet_time,
     step_table,
 )
@@ -168,7 +165,6 @@ def test_steps_are_padded_to_the_captured_sizes() -> None:
     assert graph_sizes(128)[-3:] == (240, 248, 256)
     assert graph_sizes(140)[-2:] == (256, 272)
     assert graph_sizes(5000)[-2:] == (496, 512)
-    assert graph_sizes(5000, largest=1024)[-1] == 1024
     assert padded((1, 2, 4, 8), 11).tolist() == [0, 1, 2, 4, 4, 8, 8, 8, 8, 9, 10, 11]
     assert padded((), 3).tolist() == [0, 1, 2, 3]
     assert padded((64,), 3).tolist() == [0, 64, 64, 64]
@@ -186,16 +182,23 @@ def test_sizes_are_those_of_a_real_engine() -> None:
     assert list(graph_sizes(config["scheduler_config"]["max_num_seqs"])) == captured
 
 
-WORK = Work(weights_bytes=16e9, active_parameters=8e9, kv_bytes_per_token=131_072)
-SPEED = Speed(bandwidth_bytes_per_s=1e12, flops_per_s=1.6e14)
-SPARSE = Work(60e9, 3e9, 98_304, Experts(128, 8, 0.95))
+CARD = replace(gpu_named("A100 SXM 80GB"), bandwidth_bytes_per_s=10**12, bf16_flops=16 * 10**13)
+DENSE = Sheet(weights_bytes=16e9, block_bytes=16 * 131_072, parameters=8e9)
+SPARSE = Sheet(60e9, 16 * 98_304, 30e9, 28.8e9, Experts(128, 8, 0.95))
 
 
-@pytest.mark.parametrize("work", [WORK, SPARSE])
-@pytest.mark.parametrize("sizes", [(), graph_sizes(128)])
-def test_more_tokens_never_take_less(work: Work, sizes: tuple[int, ...]) -> None:
-    """The table is above 0 and does not fall."""
-    found = roofline(work, SPEED, 2048, sizes)
+def timed(sheet: Sheet, card: Gpu = CARD, tokens: int = 2048, *, is_eager: bool = True) -> StepTime:
+    """By the data sheet."""
+    settings = EngineLimits(max_num_seqs=128, max_num_batched_tokens=tokens)
+    found = sheet_time(sheet._replace(is_eager=is_eager), card, settings)
+    assert found is not None
+    return found
+
+
+@each(("sheet", "is_eager"), [(sheet, is_eager) for sheet in (DENSE, SPARSE) for is_eager in (True, False)])
+def test_more_tokens_never_take_less(sheet: Sheet, is_eager: bool) -> None:
+    """The table is above 0 and does not fall, with graphs and without."""
+    found = timed(sheet, is_eager=is_eager)
     table = found.table(2048)
     assert len(table) == 2049
     assert (table > 0).all()
@@ -205,37 +208,22 @@ def test_more_tokens_never_take_less(work: Work, sizes: tuple[int, ...]) -> None
 
 def test_small_steps_read_weights_and_large_ones_compute() -> None:
     """By hand at both ends; twice the card is half the time, but for what the engine itself needs."""
-    table = roofline(WORK, SPEED, 2048).table(2048)
+    table = timed(DENSE).table(2048)
     assert table[1] == pytest.approx(OVERHEAD_NS + 16e9 / (1e12 * BANDWIDTH_SHARE) * 1e9)
     assert table[2048] == pytest.approx(OVERHEAD_NS + 2 * 8e9 * 2048 / (1.6e14 * COMPUTE_SHARE) * 1e9)
-    one = roofline(WORK, SPEED, 512).table(512)
-    fast = roofline(WORK, Speed(2e12, 3.2e14), 512)
-    two = roofline(WORK._replace(cards=2), SPEED, 512)
+    fast = timed(DENSE, replace(CARD, bandwidth_bytes_per_s=2 * 10**12, bf16_flops=32 * 10**13), 512)
+    two = timed(DENSE._replace(weights_bytes=8e9, block_bytes=8 * 131_072, cards=2), tokens=512)
     assert np.allclose(fast.table(512), two.table(512))
-    assert np.allclose((one - OVERHEAD_NS) / 2, fast.table(512) - OVERHEAD_NS, atol=2)
+    assert np.allclose((table[:513] - OVERHEAD_NS) / 2, fast.table(512) - OVERHEAD_NS, atol=2)
     assert two.ctx_ps == fast.ctx_ps
 
 
 def test_few_tokens_read_few_experts() -> None:
     """Many read all of them; a token is computed with the chosen ones alone."""
     experts = Experts(128, 8, 0.95)
-    read = experts.read(np.array([0.0, 1.0, 1000.0]))
-    assert read[0] == pytest.approx(0.05)
-    assert read[1] == pytest.approx(0.05 + 0.95 * 8 / 128)
-    assert read[2] == pytest.approx(1.0)
+    assert experts.read(np.array([0.0, 1.0, 1000.0])) == pytest.approx([0.05, 0.05 + 0.95 * 8 / 128, 1.0])
     assert Experts(4, 9, 1.0).hit(np.array([1.0]))[0] == 1.0
-    experts = Experts(128, 8, 0.95)
-    assert active_parameters(30.0, 29.0, experts) == pytest.approx(1.0 + 29.0 * 8 / 128)
-    assert active_parameters(8.0, 0.0, None) == 8.0
-
-
-@pytest.mark.parametrize(
-    ("work", "speed"), [(WORK._replace(weights_bytes=0), SPEED), (WORK, Speed(0, 1e14)), (WORK._replace(cards=0), SPEED)]
-)
-def test_nothing_cannot_be_timed(work: Work, speed: Speed) -> None:
-    """A model or a card without size is the user's mistake, in one line."""
-    with pytest.raises(BadInput):
-        roofline(work, speed, 16)
+    assert timed(SPARSE).token_ns == round(1e9 * 2 * 3e9 / (1.6e14 * COMPUTE_SHARE))
 
 
 def test_eight_bit_floats_have_a_rate_of_their_own() -> None:

@@ -15,13 +15,10 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.simulate.trace import Arrivals, Trace
-from plimsoll.simulate.trace_columns import alike_dates_ns, dates_ns
-from plimsoll.simulate.trace_files import KINDS, read_lengths, read_measured, read_trace
+from plimsoll.simulate.trace_files import read_lengths, read_measured, read_trace
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 TRACES = SHARED / "data" / "traces"
@@ -254,31 +251,6 @@ def test_packed_plain_and_piped_are_the_same(tmp_path: Path, monkeypatch: pytest
         assert (trace.arrival_ns.tolist(), trace.prompt.tolist()) == (plain.arrival_ns.tolist(), plain.prompt.tolist())
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         assert read_trace("-").output.tolist() == [2, 3]
-
-
-def test_a_kind_can_be_forced(tmp_path: Path) -> None:
-    """Azure's file as lengths alone; a kind that does not exist is refused with those that do."""
-    for kind, says in (("lengths", "--rate"), ("azur", ", ".join(KINDS)), ("burstgpt", "not a trace of kind burstgpt")):
-        with pytest.raises(BadInput, match=says):
-            read(tmp_path, AZURE + "2023-11-16 18:15:46.5,10,2\n", kind=kind)
-
-
-@given(
-    st.lists(st.integers(-(10**15), 37 * 10**14), min_size=1, max_size=5),
-    st.integers(1, 9),
-    st.sampled_from(
-        ["", "x", "2023-02-29 00:00:00.1", "2023-13-01 00:00:00.1", "2023-01-01 24:00:00.1", "2023-01-01T00:00:00.1"]
-    ),
-)
-def test_the_quick_way_with_dates_agrees_with_the_careful_one(moments: list[int], digits: int, odd: str) -> None:
-    """Same ns where the quick way answers, and it answers only where all dates exist and are written alike."""
-    dates = [EPOCH + datetime.timedelta(microseconds=moment) for moment in moments]
-    texts = [f"{date:%Y-%m-%d %H:%M:%S}.{date.microsecond:06d}789"[: 20 + digits] for date in dates]
-    quick = alike_dates_ns(texts)
-    assert quick is not None
-    assert quick.tolist() == dates_ns(texts)
-    assert alike_dates_ns([*texts, odd]) is None
-    assert alike_dates_ns([odd]) is None
 
 
 def test_azure_and_mooncake_are_read_plain_and_packed(tmp_path: Path) -> None:

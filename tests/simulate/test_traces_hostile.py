@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.simulate import trace_columns
 from plimsoll.simulate.trace import Arrivals, arrival_times
-from plimsoll.simulate.trace_files import KINDS, read_lengths, read_measured, read_timeseries, read_trace
+from plimsoll.simulate.trace_files import read_lengths, read_measured, read_timeseries, read_trace
 from tests.each import each
 
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -190,19 +190,18 @@ WORDS = st.sampled_from(
      b'"prompt_tokens": 1, ', b'"output_tokens": 1, ', b'"prefix_hashes": ["a"], "prefix_block": 0}\n',
      b"[" * 3000, b"\x1f\x8b", b"9" * 30, b"-1e999"]
 )  # fmt: skip
-KIND = st.sampled_from([None, *KINDS])
 
 
-@given(st.one_of(st.binary(max_size=200), st.lists(WORDS, max_size=12).map(b"".join)), KIND, st.booleans(), st.booleans())
+@given(st.one_of(st.binary(max_size=200), st.lists(WORDS, max_size=12).map(b"".join)), st.booleans(), st.booleans())
 def test_any_bytes_are_a_trace_or_one_line(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, kind: str | None, skip_bad: bool, packed: bool
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, skip_bad: bool, packed: bool
 ) -> None:
     """Nothing but BadInput comes out of hostile bytes, and what comes out as a trace is one."""
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(gzip.compress(content, 1, mtime=0) if packed else content)
     for arrivals in (None, Arrivals("constant", 1.0)):
         with contextlib.suppress(BadInput):
-            trace = read_trace(str(path), kind=kind, skip_bad=skip_bad, arrivals=arrivals)
+            trace = read_trace(str(path), skip_bad=skip_bad, arrivals=arrivals)
             assert trace.size > 0
             assert trace.arrival_ns[0] == 0
             assert np.all(np.diff(trace.arrival_ns) >= 0)

@@ -155,9 +155,14 @@ def _simulate(options: SimulateOptions) -> int:
 
 def replay_engines(given: Inputs, replicas: int, router: str, factor: float = 1.0) -> tuple[Replay, list[Replay]]:
     """Several engines behind a router: all of them as one run, and each by itself; steps take `factor` times as long."""
-    from plimsoll.simulate.replicas import merge_replays, replay_each, route
+    from plimsoll.simulate.replicas import merge_replays, replay_each, replay_in_lockstep, route
 
     server = (given.trace, given.settings, given.step_time.scaled(factor) if factor != 1.0 else given.step_time)
+    if given.is_lockstep and replicas == given.engines:
+        begin = time.perf_counter()
+        with bar("replaying", "requests") as progress:
+            engine_of, runs = replay_in_lockstep(*server, replicas, router, speedup=given.speedup, on_progress=progress)
+        return merge_replays(given.trace, runs, engine_of)._replace(wall_seconds=time.perf_counter() - begin), runs
     with bar("routing", "requests") as progress:
         engine_of = route(*server, replicas, router, speedup=given.speedup, on_progress=progress)
     runs = replay_each(*server, engine_of, replicas, speedup=given.speedup, clock=time.perf_counter)

@@ -16,7 +16,7 @@ import numpy as np
 from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, Replay, replay
 from plimsoll.simulate.settings import EngineLimits, Experts, StepTime, graph_sizes, padded, step_table
-from plimsoll.simulate.trace import ABSENT, Flags, Floats, Integers, MeasuredRun, RunSeries, Trace, pick
+from plimsoll.simulate.trace import ABSENT, Flags, Floats, Integers, MeasuredRun, Trace, pick
 from plimsoll.vllm.metrics_page import Histogram
 
 # Least squares without derivatives, inside bounds: damped Gauss-Newton steps from a few starts, the best one wins.
@@ -28,23 +28,21 @@ FURTHEST = 1.0
 ENOUGH = 1e-3  # A step that gains less, as a share of what is left, is the last
 TYPICAL = 0.03  # A kind of deviation that cannot be made smaller than this counts as it is
 MOST_WEIGHT = 3.0
+DESCENTS = 2
 
 Off = Callable[[Floats], list[Floats]]
 Bounds = tuple[Floats, Floats]  # the lowest and the highest that each number may be
 
 
-def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, descents: int = 2) -> tuple[Floats, int]:
-    """The numbers that make the deviations small, and how often `off` was asked; `trust` pulls each towards the first start's.
+def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats) -> Floats:
+    """The numbers that make the deviations small; `trust` pulls each towards the first start's.
 
     It begins at the most promising starts. `off` gives deviations in kinds. At first all kinds weigh the same; then each by
     how well it can be matched at all.
     """
-    rounds = 0
 
     def weighted(weights: Sequence[float]) -> Callable[[Floats], Floats]:
         def parts_at(values: Floats) -> Floats:
-            nonlocal rounds
-            rounds += 1
             kinds = [weight * kind / np.sqrt(len(kind)) for weight, kind in zip(weights, off(values), strict=True)]
             return np.concatenate((*kinds, trust * (values - starts[0])))
 
@@ -52,12 +50,12 @@ def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, de
 
     alike = weighted([1.0] * len(off(starts[0])))
     left = [_squared(alike(values)) for values in starts]
-    ended = [_descend(alike, starts[place], bounds) for place in np.argsort(left, kind="stable")[:descents]]
+    ended = [_descend(alike, starts[place], bounds) for place in np.argsort(left, kind="stable")[:DESCENTS]]
     values, _ = min(ended, key=lambda one: one[1])
     remaining = [float(np.sqrt(np.mean(kind**2))) for kind in off(values)]
     weights = [float(np.clip(TYPICAL / one, 1 / MOST_WEIGHT, MOST_WEIGHT)) if one else MOST_WEIGHT for one in remaining]
     best, _ = _descend(weighted(weights), values, bounds)
-    return best, rounds + 2
+    return best
 
 
 def _descend(parts_at: Callable[[Floats], Floats], values: Floats, bounds: Bounds) -> tuple[Floats, float]:
@@ -90,7 +88,7 @@ def _squared(parts: Floats) -> float:
     return float(parts @ parts)
 
 
-# How far a replay is from a measured run, over the requests whose outcome was stamped in a stretch of time.
+# How far a replay is from a measured run, over the requests whose outcome was stamped.
 
 POOR, POOR_FIRST = 0.2, 0.5
 """A first token may be further off: with little to do it comes within a few steps, and whether it catches one is chance."""
@@ -114,17 +112,11 @@ class FitError(NamedTuple):
         return first > POOR_FIRST or any(abs(one or 0.0) > POOR for one in (self.tpot, self.e2e, self.mean_tpot, self.mean_e2e))
 
 
-def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int | None = None, until_ns: int | None = None) -> FitError:
-    """The error over what was stamped from `from_ns` on and until `until_ns`."""
+def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int = ABSENT) -> FitError:
+    """The error over what was stamped, and later than `from_ns`."""
     arrival = measured.trace.arrival_ns
-
-    def counts(stamps: Integers, replayed: Integers) -> Flags:
-        late = True if from_ns is None else stamps > from_ns
-        early = True if until_ns is None else stamps <= until_ns
-        return (stamps != ABSENT) & late & early & (replayed != NEVER)
-
-    first = counts(measured.first_token_ns, replay.first_token_ns)
-    finish = counts(measured.finish_ns, replay.finish_ns)
+    first = (measured.first_token_ns > from_ns) & (replay.first_token_ns != NEVER)
+    finish = (measured.finish_ns > from_ns) & (replay.finish_ns != NEVER)
     several = finish & (measured.first_token_ns != ABSENT) & (replay.first_token_ns != NEVER) & (measured.trace.output > 1)
     further = np.maximum(1, measured.trace.output - 1)
     ttft = _compare(first, measured.first_token_ns - arrival, replay.first_token_ns - replay.arrival_ns)
@@ -133,11 +125,6 @@ def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int | None = Non
     )
     e2e = _compare(finish, measured.finish_ns - arrival, replay.finish_ns - replay.arrival_ns)
     return FitError(int((first | finish).sum()), ttft[0], tpot[0], e2e[0], ttft[1], tpot[1], e2e[1])
-
-
-def duration_error(measured: MeasuredRun, replay: Replay) -> float:
-    """Of the time of the last token, with its sign."""
-    return float(replay.finish_ns.max() / measured.finish_ns.max() - 1)
 
 
 def _compare(which: Flags, measured: Floats | Integers, replayed: Floats | Integers) -> tuple[float | None, float | None]:
@@ -179,23 +166,6 @@ class Comparison(NamedTuple):
     whole: Groups  # Time to the last token, of requests that have no stamp of the first
     at_ns: Integers  # Ends of the series' groups of rows
     generated: Floats  # Tokens that came out in each
-
-
-def before(measured: MeasuredRun, until_ns: int) -> MeasuredRun:
-    """The run as it was known at `until_ns`: later stamps are absent, later rows of the series are gone."""
-    series = measured.series
-    if series is not None:
-        keep = series.at_s * 1e9 <= until_ns
-        series = RunSeries._make(column[keep] for column in series)
-    scheduled, first, finish = (np.where(stamps <= until_ns, stamps, ABSENT) for stamps in measured[1:4])
-    cached = np.where(scheduled != ABSENT, measured.cached_tokens, ABSENT)
-    return MeasuredRun(measured.trace, scheduled, first, finish, cached, series)
-
-
-def only_first(measured: MeasuredRun, requests: int) -> MeasuredRun:
-    """The run with the stamps of its first requests alone; what the engine said of itself, it said of all, so it goes too."""
-    late = np.arange(measured.trace.size) >= requests
-    return MeasuredRun._make((measured.trace, *(np.where(late, ABSENT, column) for column in measured[1:5]), None))
 
 
 def needed(measured: MeasuredRun, most: int) -> tuple[Trace, Integers]:
@@ -346,9 +316,7 @@ class Fit(NamedTuple):
 
     step_time: StepTime
     error: FitError  # On the stamps that the fit saw
-    held_out: FitError | None  # On later stamps of the same run, where there are any
     sentence: str
-    rounds: int  # Sets of constants tried
     most_running: int  # Requests at once: how long a step with more of them takes was not measured
 
 
@@ -356,23 +324,21 @@ def fit(
     measured: MeasuredRun,
     settings: EngineLimits,
     *,
-    until_ns: int | None = None,
     start: StepTime | None = None,
     sizes: Sequence[int] | None = None,
     experts: Experts | None = None,
     on_try: Callable[[int], None] | None = None,
 ) -> Fit:
-    """The step times of a measured run; with `until_ns` only what was known then is looked at, and the rest is predicted.
+    """The step times of a measured run.
 
     `start` is a first idea, best the roofline's: it decides what the run leaves open. `sizes` are the captured graphs, if they
     are not vLLM's own choice; `experts` are those of a mixture, of which small steps read only some.
     `on_try` is told how often the traffic was replayed.
     """
-    known = measured if until_ns is None else before(measured, until_ns)
-    trace, rows = needed(known, MOST_REQUESTS)
+    trace, rows = needed(measured, MOST_REQUESTS)
     if not trace.size:
         raise BadInput("nothing to fit: the run has no stamp of a first or a last token")
-    known = MeasuredRun._make((trace, *(column[rows] for column in known[1:5]), known.series))
+    known = MeasuredRun._make((trace, *(column[rows] for column in measured[1:5]), measured.series))
     model = Model(start or GUESS, settings, graph_sizes(settings.max_num_seqs) if sizes is None else tuple(sizes), experts)
     compared = look_at(known, ~replay(trace, settings, model.start).is_rejected)
     if not (len(compared.first.members) or len(compared.between.members) or len(compared.whole.members)):
@@ -393,15 +359,13 @@ def fit(
     if start is not None:
         trust[CONTEXT] = TRUST_CONTEXT
     starts = [model.values(scale) for scale in (SCALES if start is None else SCALES_OF_A_START)]
-    values, rounds = search(off, starts, BOUNDS, trust)
-    step_time = model.step_time(values)
+    step_time = model.step_time(search(off, starts, BOUNDS, trust))
     whole = replay(measured.trace, settings, step_time)
-    error = error_of(measured, whole, until_ns=until_ns)
-    held_out = None if until_ns is None else error_of(measured, whole, from_ns=until_ns)
+    error = error_of(measured, whole)
     which = f"the first {trace.size:,} of {error.requests:,}" if trace.size < error.requests else f"{error.requests:,}"
     off_by = _percentages(error.ttft, error.tpot, error.e2e)
     sentence = f"fitted to {which} measured requests; a single one is off by {off_by} on average"
-    return Fit(step_time, error, held_out, sentence, rounds, whole.totals.peak_running)
+    return Fit(step_time, error, sentence, whole.totals.peak_running)
 
 
 def _spread(trace: Trace) -> list[Trace]:
@@ -460,8 +424,7 @@ def fit_histograms(
     if not off(np.ones(2)):
         raise BadInput("nothing to fit: the traffic has no request that the histograms could be about")
     starts = [np.array(pair) for pair in (*zip(HISTOGRAM_SCALES, HISTOGRAM_SCALES, strict=True), (1.0, 0.4), (1.0, 2.5))]
-    values, rounds = search(off, starts, (np.full(2, 0.02), np.full(2, 50.0)), np.full(2, HISTOGRAM_TRUST))
-    best = step_time(values)
+    best = step_time(search(off, starts, (np.full(2, 0.02), np.full(2, 50.0)), np.full(2, HISTOGRAM_TRUST)))
     run = replay(trace, settings, best)
     simulated = _latencies(run)
     means = {name: simulated[name][0] / (one.mean or 1.0) - 1 for name, one in wanted.items() if name in simulated}
@@ -469,7 +432,7 @@ def fit_histograms(
     requests = max((int(one.size) for name, one in wanted.items() if name != BETWEEN), default=0)
     about = f"histograms of {requests} requests" if requests else "histograms"
     sentence = f"fitted to {about}; means are off by {_percentages(*of_means, sign='+')}"
-    return Fit(best, FitError(requests, None, None, None, *of_means), None, sentence, rounds, run.totals.peak_running)
+    return Fit(best, FitError(requests, None, None, None, *of_means), sentence, run.totals.peak_running)
 
 
 def _latencies(run: Replay) -> dict[str, tuple[float, Floats | None]]:

@@ -218,6 +218,8 @@ def _data_sheet(plan: Mapping[str, object], settings: EngineLimits) -> Times:
             stages=number_in(said, "pipeline_parallel_size"),
             is_eager=_is_eager(plan),
         )
+        if not sheet.cards * sheet.stages:
+            raise KeyError("tensor_parallel_size")
     except (KeyError, BadInput):
         return Times(StepTime(), notes=("the plan does not say enough of card and model: step times are those of no card",))
     step_time = sheet_time(sheet, card, settings)
@@ -273,6 +275,7 @@ class Inputs(NamedTuple):
     notes: tuple[str, ...]
     is_poor: bool = False  # Whether that error makes the times a rough guide all the same
     engines: int = 1  # Data-parallel engines of the command: each has a scheduler and a cache of its own
+    is_lockstep: bool = False  # Whether they wait for each other in every step, as those of a mixture of experts do
     band: tuple[float, float] = (1.0, 1.0)  # A step may take so many times as long, where nothing was fitted
 
 
@@ -295,14 +298,10 @@ def read_inputs(options: ReplayOptions) -> Inputs:
         notes = (*notes, NO_SERVER)
     said = plan.get("settings") if plan is not None else None
     engines = data_parallel_engines(said) if isinstance(said, dict) else 1
-    if engines > 1:
-        notes = (
-            *notes,
-            f"the {engines} data-parallel engines step one by one here; with experts spread over them they wait for each other",
-        )
+    is_lockstep = engines > 1 and _mixture(plan) is not None
     return Inputs(
         trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *times.notes), times.is_poor, engines,
-        times.band,
+        is_lockstep, times.band,
     )  # fmt: skip
 
 

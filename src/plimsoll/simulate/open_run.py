@@ -16,10 +16,11 @@ import numpy as np
 
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import open_loop as loop
+from plimsoll.simulate.clock import RunRecord
 from plimsoll.simulate.pool import chain
 from plimsoll.simulate.replay import hybrid_of, new_record
 from plimsoll.simulate.settings import EngineLimits, StepTime, groups_of
-from plimsoll.simulate.start import start, turn_limits
+from plimsoll.simulate.start import start, too_long, turn_limits
 from plimsoll.simulate.trace import Integers, make_trace
 
 FIRST_ROWS = 256
@@ -47,6 +48,7 @@ class OpenRun:
         `prefix_block`: how many tokens one id stands for; by default what every group's blocks are made of.
         `first_rows`: for how many requests there is room at first.
         """
+        self.settings = settings
         self.prefix_block = prefix_block or int(np.gcd.reduce([group.block_size for group in groups_of(settings)]))
         nobody = make_trace("open", [], [], [], prefix_block=self.prefix_block)
         self._state = start(nobody, settings, step_time, nobody.arrival_ns, is_open=True)
@@ -121,7 +123,10 @@ class OpenRun:
     def submit(
         self, prompt: int, output: int, arrival_ns: int, *, priority: int = 0, ids: Integers = NO_IDS, ids_tokens: int = 0
     ) -> int:
-        """A new request; its number. `ids` name the content of its first `ids_tokens` tokens, `prefix_block` tokens each."""
+        """A new request; its number. `ids` name the content of its first `ids_tokens` tokens, `prefix_block` tokens each.
+
+        One that is too long for the model or the pool is refused at once, as vLLM's API server does.
+        """
         assert prompt > 0 < output, "vLLM takes no empty prompt, and produces a token at least"
         assert arrival_ns >= self._last_arrival, "requests are handed in as they arrive"
         self._last_arrival = arrival_ns
@@ -133,6 +138,9 @@ class OpenRun:
         fields[at.PROMPT] = fields[at.TOKENS] = prompt
         fields[at.OUTPUT], fields[at.SLOT] = output, -1
         fields[at.PRIORITY], fields[at.TIE] = priority, number & 0x7FFFFFFF
+        if too_long(np.array([prompt + output]), self.settings)[0]:
+            fields[at.STATUS] = at.REJECTED
+            self._state.counts[at.REJECTED_COUNT] += 1
         begin = end = 0
         if len(self._chains) and len(ids):
             begin, end = self._chains_used, self._chains_used + len(ids)
@@ -205,6 +213,10 @@ class OpenRun:
         self.delay(by_ns)
         begun = self._stamps[: self._used, at.FIRST_SCHED]
         begun[begun >= FROZEN_NS] += by_ns
+
+    def ended(self) -> tuple[at.RunState, RunRecord]:
+        """What is left of a run that has nothing to do any more; of requests those that it had room for."""
+        return self._state, self._record
 
     @property
     def is_frozen(self) -> bool:

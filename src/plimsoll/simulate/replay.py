@@ -190,13 +190,22 @@ def replay(
                 f"{counts[at.WAITING_COUNT]} requests wait and none can ever be scheduled: the pool of {settings.num_blocks} "
                 "blocks is too small for the longest of them; give more with --num-blocks"
             )
+    took = clock() - begin if clock else 0.0
+    return told(trace, settings, step_time, state, record, state.stamps[:, at.ARRIVAL] - step_time.front_ns, took)
+
+
+def told(
+    trace: Trace, settings: EngineLimits, step_time: StepTime, state: at.RunState, record: RunRecord, arrival_ns: Integers,
+    wall_seconds: float = 0.0,
+) -> Replay:  # fmt: skip
+    """A run that is over, from its arrays."""
     stamps, requests = state.stamps, state.requests
     return Replay(
         trace=trace,
         settings=settings,
         step_time=step_time,
         totals=_totals(state, record),
-        arrival_ns=stamps[:, at.ARRIVAL] - step_time.front_ns,
+        arrival_ns=arrival_ns,
         first_sched_ns=stamps[:, at.FIRST_SCHED],
         first_token_ns=stamps[:, at.FIRST_TOKEN],
         finish_ns=stamps[:, at.FINISH],
@@ -205,7 +214,7 @@ def replay(
         cached_tokens=requests[:, at.CACHED].astype(np.int64),
         is_rejected=requests[:, at.STATUS] == at.REJECTED,
         usage_ns=record.usage_ns,
-        wall_seconds=clock() - begin if clock else 0.0,
+        wall_seconds=wall_seconds,
     )
 
 

@@ -3,6 +3,9 @@
 A router decides at the moment of arrival from what it can know then. So all engines go on together up to that moment
 (`OpenRun`), the router chooses, and the next request comes. Once every request has its engine, each engine replays its own
 part of the trace, exactly as if it were alone. The same trace, engines and router always give the same choices.
+
+Data-parallel engines of a mixture of experts are not alone: in every step they exchange tokens, so that all of them wait for
+the slowest, and one without work runs along (`replay_in_lockstep`).
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from plimsoll.simulate import layout as at
-from plimsoll.simulate.open_run import OpenRun
+from plimsoll.simulate.open_run import FIRST_ROWS, OpenRun
 from plimsoll.simulate.options import ROUTERS
-from plimsoll.simulate.replay import NEVER, OnProgress, Replay, Totals, replay, speed_up
+from plimsoll.simulate.replay import NEVER, OnProgress, Replay, Totals, replay, speed_up, told
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers, Trace, pick
 
@@ -32,8 +35,8 @@ PROGRESS_EVERY = 500
 class RoutedEngine:
     """One engine as a router sees it."""
 
-    def __init__(self, settings: EngineLimits, step_time: StepTime, prefix_block: int) -> None:
-        self.run = OpenRun(settings, step_time, prefix_block=prefix_block)
+    def __init__(self, settings: EngineLimits, step_time: StepTime, prefix_block: int, first_rows: int = FIRST_ROWS) -> None:
+        self.run = OpenRun(settings, step_time, prefix_block=prefix_block, first_rows=first_rows)
         self._given = 0
         self._seen: OrderedDict[int, None] = OrderedDict()  # chains of prefix ids that it was sent, the oldest first
 
@@ -93,16 +96,67 @@ def route(
     for request, arrival in enumerate((speed_up(trace, speedup) + step_time.front_ns).tolist()):
         for engine in engines:
             engine.go_on(arrival)
-        if router == LEAST_LOAD:  # of several the first, with either router
-            chosen[request] = np.argmin([engine.in_flight for engine in engines])
-        else:
-            waiting, ids = [engine.run.waiting for engine in engines], trace.ids_of(request)
-            fewest, most = min(waiting), max(waiting)
-            chosen[request] = np.argmax([engine.score(ids, fewest, most) for engine in engines])
+        chosen[request] = _choice(engines, router, trace, request)
         engines[int(chosen[request])].take(trace, request, arrival)
         if on_progress is not None and request % PROGRESS_EVERY == 0:
             on_progress(request, trace.size)
     return chosen
+
+
+def _choice(engines: Sequence[RoutedEngine], router: str, trace: Trace, request: int) -> int:
+    """The engine that gets this request; of several that are as good the first."""
+    if router == ROUND_ROBIN:
+        return request % len(engines)
+    if router == LEAST_LOAD:
+        return int(np.argmin([engine.in_flight for engine in engines]))
+    waiting, ids = [engine.run.waiting for engine in engines], trace.ids_of(request)
+    return int(np.argmax([engine.score(ids, min(waiting), max(waiting)) for engine in engines]))
+
+
+def replay_in_lockstep(
+    trace: Trace,
+    settings: EngineLimits,
+    step_time: StepTime,
+    replicas: int,
+    router: str = LEAST_LOAD,
+    *,
+    speedup: float = 1.0,
+    on_progress: OnProgress | None = None,
+) -> tuple[Integers, list[Replay]]:
+    """The engine of each request, and what each engine did, where every step lasts as long as the slowest engine's.
+
+    The next step is decided when the last one is over, with async scheduling too.
+    """
+    engines = [
+        RoutedEngine(settings._replace(async_scheduling=False), step_time, trace.prefix_block, max(1, trace.size))
+        for _ in range(replicas)
+    ]
+    chosen = np.zeros(trace.size, dtype=np.int64)
+    arrivals, now, request = speed_up(trace, speedup) + step_time.front_ns, 0, 0
+    while True:
+        while request < trace.size and arrivals[request] <= now:  # came while the last step ran
+            chosen[request] = _choice(engines, router, trace, request)
+            engines[chosen[request]].take(trace, request, now)
+            request += 1
+            if on_progress is not None and request % PROGRESS_EVERY == 0:
+                on_progress(request, trace.size)
+        for engine in engines:
+            engine.go_on(now)
+        under_way = [(engine.run, end) for engine in engines if (end := engine.run.next_end_ns) is not None]
+        if under_way:
+            now = max(end for _, end in under_way)
+            for run, end in under_way:
+                run.delay(now - end)
+        elif request < trace.size:
+            now = int(arrivals[request])
+        else:
+            break
+    rows = [np.flatnonzero(chosen == engine) for engine in range(replicas)]
+    came = arrivals - step_time.front_ns
+    return chosen, [
+        told(pick(trace, mine), settings, step_time, *engine.run.ended(), came[mine])
+        for mine, engine in zip(rows, engines, strict=True)
+    ]
 
 
 def replay_each(

@@ -113,9 +113,9 @@ class StepTime(NamedTuple):
 LARGEST = 512  # vLLM captures no larger size by itself (1024 on a few cards and models)
 
 
-def graph_sizes(max_num_seqs: int, *, largest: int = LARGEST) -> tuple[int, ...]:
-    """The sizes vLLM captures when none are named: twice as many tokens as there may be requests, at most `largest`."""
-    top = min(2 * max_num_seqs, largest)
+def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """The sizes vLLM captures when none are named: twice as many tokens as there may be requests, at most LARGEST."""
+    top = min(2 * max_num_seqs, LARGEST)
     sizes = (1, 2, 4, *range(8, 256, 8), *range(256, top + 1, 16))
     return tuple(size for size in sizes if size <= top)
 
@@ -161,47 +161,6 @@ class Experts(NamedTuple):
     def read(self, tokens: Floats) -> Floats:
         """The share of all weights that a step of so many tokens reads."""
         return 1 - self.weights_share * (1 - self.hit(tokens))
-
-
-def active_parameters(total: float, routed: float, experts: Experts | None) -> float:
-    """Those that take part in computing one token: of routed experts only the chosen ones."""
-    return total - routed * (1 - experts.per_token / experts.experts) if experts else total
-
-
-class Work(NamedTuple):
-    """What the model asks of one card: figures of the whole model, and over how many cards they are spread."""
-
-    weights_bytes: float  # As they lie in memory, embedding tables left out where they are only looked up
-    active_parameters: float  # Those that take part in computing one token
-    kv_bytes_per_token: float
-    experts: Experts | None = None
-    cards: int = 1  # Tensor parallel size
-
-
-class Speed(NamedTuple):
-    """What one card can do, by its data sheet."""
-
-    bandwidth_bytes_per_s: float
-    flops_per_s: float  # Dense, in the type the model computes in
-
-
-def roofline(work: Work, speed: Speed, most_tokens: int, sizes: Sequence[int] = ()) -> StepTime:
-    """Step times by the data sheet, for steps of up to `most_tokens`; `sizes` are the captured graphs that pad them."""
-    if min(work.weights_bytes, work.active_parameters, *speed) <= 0 or work.kv_bytes_per_token < 0 or work.cards < 1:
-        raise BadInput("a step time needs a model and a card with sizes and rates above 0")
-    bandwidth = speed.bandwidth_bytes_per_s * BANDWIDTH_SHARE
-    tokens = padded(sizes, most_tokens).astype(np.float64)
-    read = work.experts.read(tokens) if work.experts else np.ones_like(tokens)
-    reading = 1e9 * work.weights_bytes * read / work.cards / bandwidth
-    token_ns = 1e9 * 2 * work.active_parameters / work.cards / (speed.flops_per_s * COMPUTE_SHARE)
-    took = OVERHEAD_NS + np.maximum(reading, token_ns * tokens)
-    return StepTime(
-        base_ns=round(OVERHEAD_NS + reading[-1]),
-        token_ns=round(token_ns),
-        seq_ns=SEQ_NS,
-        ctx_ps=round(1e12 * work.kv_bytes_per_token / work.cards / bandwidth),
-        by_tokens=np.rint(took).astype(np.int64),
-    )
 
 
 REPLAYED_ALL_THE_SAME = "; it is replayed as if it did"  # how the note ends that a replayed server does not start
@@ -266,13 +225,24 @@ def sheet_time(sheet: Sheet, card: Gpu, settings: EngineLimits) -> StepTime | No
     """Step times by the card's bandwidth and rate and the model's size; None if no data sheet gives the card's rates."""
     if not card.bandwidth_bytes_per_s or not card.bf16_flops:
         return None
-    spread = sheet.cards * sheet.stages
+    spread, most = sheet.cards * sheet.stages, settings.max_num_batched_tokens
     weights = sheet.weights_bytes * spread
     # Weights of one byte are taken for 8-bit floats, which are computed with as such; four bits are unpacked to sixteen.
     is_fp8 = FP8_BYTES[0] <= weights / max(1.0, sheet.parameters) <= FP8_BYTES[1]
     flops = card.fp8_flops if card.fp8_flops and is_fp8 else card.bf16_flops
+    bandwidth = card.bandwidth_bytes_per_s * BANDWIDTH_SHARE
     full = sum(group.kind == "full" for group in settings.groups) if settings.groups else 1
-    active = active_parameters(sheet.parameters, sheet.routed, sheet.experts)
-    work = Work(weights, active, full * sheet.block_bytes * spread / settings.block_size, sheet.experts, sheet.cards)
-    speed = Speed(card.bandwidth_bytes_per_s, flops)
-    return roofline(work, speed, settings.max_num_batched_tokens, captured_sizes(settings, is_eager=sheet.is_eager))
+    kv_bytes_per_token = full * sheet.block_bytes * spread / settings.block_size
+    # Of routed experts only the chosen ones take part in computing a token, and a step reads only those that it reaches.
+    idle = sheet.routed * (1 - sheet.experts.per_token / sheet.experts.experts) if sheet.experts else 0.0
+    tokens = padded(captured_sizes(settings, is_eager=sheet.is_eager), most).astype(np.float64)
+    read = sheet.experts.read(tokens) if sheet.experts else np.ones_like(tokens)
+    reading = 1e9 * weights * read / sheet.cards / bandwidth
+    token_ns = 1e9 * 2 * (sheet.parameters - idle) / sheet.cards / (flops * COMPUTE_SHARE)
+    return StepTime(
+        base_ns=round(OVERHEAD_NS + reading[-1]),
+        token_ns=round(token_ns),
+        seq_ns=SEQ_NS,
+        ctx_ps=round(1e12 * kv_bytes_per_token / sheet.cards / bandwidth),
+        by_tokens=np.rint(OVERHEAD_NS + np.maximum(reading, token_ns * tokens)).astype(np.int64),
+    )

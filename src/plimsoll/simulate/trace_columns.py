@@ -48,8 +48,8 @@ class CsvShape(NamedTuple):
     output: int
 
 
-def csv_shape(header: str, kind: str | None) -> CsvShape | None:
-    """How to read a CSV with this header, or None if it has no columns we know."""
+def csv_shape(header: str, *, lengths_alone: bool = False) -> CsvShape | None:
+    """How to read a CSV with this header, or None if it has no columns we know; `lengths_alone` needs no times."""
     try:
         cells = [cell.strip() for cell in next(csv.reader([header]), [])]
     except csv.Error:
@@ -68,7 +68,8 @@ def csv_shape(header: str, kind: str | None) -> CsvShape | None:
         ("burstgpt", ["timestamp"], ["request tokens"], ["response tokens"]),
         ("lengths", ["arrived_at"], PROMPT_NAMES, OUTPUT_NAMES),
     )
-    return next((found for one in known if kind in (None, one[0]) and (found := shape(*one)) is not None), None)
+    wanted = reversed(known[1:]) if lengths_alone else known
+    return next((found for one in wanted if (found := shape(*one)) is not None), None)
 
 
 def csv_cells(width: int, lines: list[str]) -> list[list[str]]:
@@ -210,33 +211,6 @@ def dates_ns(texts: Iterable[str]) -> list[int]:
             offset = (int(hours) * 60 + int(minutes)) * 60 * 10**9 if sign else 0
             at += int((fraction or "0").ljust(9, "0")[:9]) - (-offset if sign == "-" else offset)
         found.append(at)
-    return found
-
-
-def alike_dates_ns(texts: list[str]) -> Integers | None:
-    """The same for dates that are all written alike, at a fraction of the cost; None where one needs a closer look."""
-    width = len(texts[0]) if texts else 0
-    joined = "".join(texts)
-    if not 21 <= width <= 29 or len(joined) != width * len(texts) or not joined.isascii() or set(map(len, texts)) != {width}:
-        return None
-    letters = np.frombuffer(joined.encode("ascii"), dtype=np.uint8).reshape(-1, width)
-    marks = [4, 7, 10, 13, 16, 19]
-    digits = np.delete(letters, marks, axis=1).astype(np.int64) - ord("0")
-    if (letters[:, marks] != np.frombuffer(b"-- ::.", dtype=np.uint8)).any() or digits.min() < 0 or digits.max() > 9:
-        return None
-    year, month, day, hour, minute, second, fraction = (
-        digits[:, begin:end] @ 10 ** np.arange(end - begin)[::-1]
-        for begin, end in ((0, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 14), (14, width - 6))
-    )
-    months = (year - 1970) * 12 + month - 1
-    first, following = (at.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) for at in (months, months + 1))
-    exists = (
-        (month >= 1) & (month <= 12) & (day >= 1) & (day <= following - first) & (hour < 24) & (minute < 60) & (second < 60)
-    )
-    if not (exists & (year >= 1900) & (year < 2090)).all():
-        return None
-    seconds = (((first + day - 1) * 24 + hour) * 60 + minute) * 60 + second
-    found: Integers = seconds * 10**9 + fraction * _SCALE[width - 20]
     return found
 
 

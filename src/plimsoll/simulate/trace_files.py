@@ -38,7 +38,6 @@ from plimsoll.simulate.trace_columns import (
     Columns,
     CsvShape,
     Lines,
-    alike_dates_ns,
     arrivals_ns,
     csv_cells,
     csv_shape,
@@ -80,8 +79,7 @@ def _numbers(cells: list[str], name: str) -> Integers:
 def _stamps(shape: CsvShape, cells: list[str]) -> Integers:
     try:
         if shape.kind == "azure":
-            found = alike_dates_ns(cells)
-            return arrivals_ns(dates_ns(cells)) if found is None else found
+            return arrivals_ns(dates_ns(cells))
         return arrivals_ns(seconds_ns(cells))
     except ValueError:
         what = "a date like 2023-11-16 18:15:46.6805900" if shape.kind == "azure" else "a number of seconds"
@@ -117,12 +115,10 @@ SHAPES = (
 _IN_SECONDS = ("recording", "measured")
 
 
-def json_shape(first: str, kind: str | None) -> JsonShape | None:
-    """How to read JSON lines that begin with this one, or None if it has no fields we know."""
+def json_shape(first: str, *, lengths_alone: bool = False) -> JsonShape | None:
+    """How to read JSON lines that begin with this one, or None if it has no fields we know; `lengths_alone` needs no times."""
     row = _rows([first], exact=False)[0]
-    if kind is not None and kind != "lengths":
-        return next((shape for shape in SHAPES if shape.kind == kind), None)
-    if kind is None:
+    if not lengths_alone:
         if "schema" in row:
             return SHAPES[0] if str(row["schema"]).startswith("plimsoll.request/") else None
         for shape in SHAPES[1:]:
@@ -239,8 +235,6 @@ def _ids(shape: JsonShape, rows: list[Row], prompt: Integers, block: int) -> tup
     return numbers, kept
 
 
-KINDS = ("azure", "burstgpt", "lengths", *(shape.kind for shape in SHAPES))
-_ANY_LENGTHS = "any lengths"  # whatever else the file says of its requests
 _SERIES = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
 
 
@@ -262,33 +256,32 @@ def read_trace(
     prefix_block: int = 512,
     arrivals: Arrivals | None = None,
     skip_bad: bool = False,
-    kind: str | None = None,
 ) -> Trace:
     """The requests of a file ("-": standard input), sorted by arrival, then cut to `limit`, the first at 0.
 
     `arrivals` says when requests come where the file does not, and replaces the file's own times where it does.
     One line of BadInput names the first row that cannot be read; with `skip_bad` such rows are counted instead.
     """
-    return _trace(path, _read(path, prefix_block, kind, skip_bad=skip_bad), limit, arrivals)[0]
+    return _trace(path, _read(path, prefix_block, skip_bad=skip_bad), limit, arrivals)[0]
 
 
 def read_lengths(path: str) -> list[tuple[int, int]]:
     """(prompt, output) tokens of every request of any file that `simulate` takes, in its order, for `plan --workload`."""
-    columns = _read(path, RECORDING_BLOCK, _ANY_LENGTHS, skip_bad=False).columns
+    columns = _read(path, RECORDING_BLOCK, lengths_alone=True).columns
     prompt, output = np.maximum(columns.prompt, 1), np.maximum(columns.output, 1)
     return list(zip(prompt.tolist(), output.tolist(), strict=True))
 
 
-def read_measured(path: str, *, timeseries: str | None = None, limit: int | None = None, skip_bad: bool = False) -> MeasuredRun:
+def read_measured(path: str, *, timeseries: str | None = None, skip_bad: bool = False) -> MeasuredRun:
     """A run with its stamps: a recording that has them, or the per-request file of a measured run."""
     try:
-        rows = _read(path, RECORDING_BLOCK, None, skip_bad=skip_bad)
+        rows = _read(path, RECORDING_BLOCK, skip_bad=skip_bad)
     except BadInput as error:
         wanted = "a measured run: requests with stamps are wanted (docs/step-time.md)"
         raise type(error)(str(error).replace(UNKNOWN, wanted)) from None
     if not (len(rows.columns.stamps) and (rows.columns.stamps[:, :3] != NO_STAMP).any()):
         raise BadInput(f"{path}: no request says when it was scheduled, answered or done: not a measured run")
-    trace, order, zero = _trace(path, rows, limit, None)
+    trace, order, zero = _trace(path, rows, None, None)
     found = rows.columns.stamps[order]
     is_there = found != NO_STAMP
     found[:, :3] -= np.where(is_there[:, :3], zero, 0)
@@ -324,18 +317,16 @@ def read_timeseries(path: str) -> RunSeries:
     return RunSeries(at, prompt, output, running.astype(np.int64), waiting.astype(np.int64), percent / 100)
 
 
-def _read(path: str, prefix_block: int, kind: str | None, *, skip_bad: bool) -> _Rows:
+def _read(path: str, prefix_block: int, *, skip_bad: bool = False, lengths_alone: bool = False) -> _Rows:
     if not 1 <= prefix_block <= 1 << 30:
         raise BadInput("--trace-block-size must be 1 or more tokens")
-    if kind is not None and kind not in (*KINDS, _ANY_LENGTHS):
-        raise BadInput(f"{kind[:40]!r} is no kind of trace: {', '.join(KINDS)}")
     parts: list[Columns] = []
     found: _Format | None = None
     bad = ids = 0
     for read in read_lines(path):
         chunk = read
         if found is None and chunk.lines:
-            found, chunk = _format(path, chunk, prefix_block, kind)
+            found, chunk = _format(path, chunk, prefix_block, lengths_alone=lengths_alone)
         if found is None or not chunk.lines:
             continue
         for part in _columns(path, chunk, found, skip_bad=skip_bad):
@@ -355,27 +346,23 @@ def _read(path: str, prefix_block: int, kind: str | None, *, skip_bad: bool) -> 
     return _Rows(columns.prefix_block or found.prefix_block or RECORDING_BLOCK, columns, bad + columns.failed)
 
 
-def _format(path: str, chunk: Lines, prefix_block: int, kind: str | None) -> tuple[_Format, Lines]:
+def _format(path: str, chunk: Lines, prefix_block: int, *, lengths_alone: bool) -> tuple[_Format, Lines]:
     """What the first line shows the file to be, and the lines that are left to read."""
     where = f"{path}, line {chunk.numbers[0]}"
-    kinds = ("lengths", "burstgpt") if kind == _ANY_LENGTHS else (kind,)
     try:
         first = _decoded(chunk.lines[:1])[0].removeprefix("\ufeff")
         if first.lstrip().startswith("{"):
             chunk = chunk._replace(lines=[first.encode("utf-8"), *chunk.lines[1:]])
-            as_json = next((shape for one in kinds if (shape := json_shape(first, one))), None)
-            if as_json is not None:
+            if (as_json := json_shape(first, lengths_alone=lengths_alone)) is not None:
                 block = {"llmservingsim": 1, "recording": 0}.get(as_json.kind, prefix_block)
                 return _Format(block, lambda lines, known: json_columns(as_json, lines, known)), chunk
         else:
-            as_csv = next((found for one in kinds if (found := csv_shape(first, one))), None)
-            if as_csv is not None:
+            if (as_csv := csv_shape(first, lengths_alone=lengths_alone)) is not None:
                 rest = Lines(chunk.numbers[1:], chunk.lines[1:])
                 return _Format(prefix_block, lambda lines, _: csv_columns(as_csv, lines)), rest
     except (BadRow, UnicodeError) as error:
         raise BadInput(f"{where}: {error if isinstance(error, BadRow) else 'not text'}") from None
-    wanted = f"a trace of kind {kind}" if kind and kind != _ANY_LENGTHS else UNKNOWN
-    raise BadInput(f"{where}: not {wanted}")
+    raise BadInput(f"{where}: not {UNKNOWN}")
 
 
 def _columns(path: str, chunk: Lines, found: _Format, *, skip_bad: bool) -> Iterator[Columns | None]:
