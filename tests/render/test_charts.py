@@ -82,14 +82,10 @@ def test_the_chart_script_keeps_its_scales() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("moment", "words"),
-    [(0, "0 s"), (0.25, "0.25 s"), (45, "45 s"), (120, "2 min"), (150, "2:30 min"), (3900, "1:05 h"), (7200, "2 h"),
-     (172800, "2 d")],
-)  # fmt: skip
-def test_moments_are_short(moment: float, words: str) -> None:
+def test_moments_are_short() -> None:
     """As a clock would say it."""
-    assert moment_text(moment) == words
+    moments = (0, 0.25, 45, 120, 150, 3900, 7200, 172800)
+    assert [*map(moment_text, moments)] == ["0 s", "0.25 s", "45 s", "2 min", "2:30 min", "1:05 h", "2 h", "2 d"]
 
 
 def test_the_picture_is_the_map() -> None:

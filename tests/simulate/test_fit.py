@@ -181,29 +181,15 @@ def test_histograms_are_compared_with_all_of_the_traffic() -> None:
     assert found.step_time.base_ns == pytest.approx(true.base_ns, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("ttft", "tpot", "e2e", "is_poor"),
-    [
-        (0.034, 0.028, 0.027, False),
-        (0.29, 0.023, 0.015, False),
-        (0.11, 0.764, 0.2, True),
-        (0.05, 0.1, 0.25, True),
-        (0.9, 0.05, 0.05, True),
-        (0.19, None, None, False),
-        (None, None, None, False),
-    ],
-)
-def test_a_poor_fit_is_off_in_what_is_not_chance(
-    ttft: float | None, tpot: float | None, e2e: float | None, is_poor: bool
-) -> None:
-    """Further tokens and the whole count; a first token that just misses a step on a quiet server does not."""
-    assert FitError(500, ttft, tpot, e2e, None, None, None).is_poor == is_poor
-
-
-def test_means_count_where_a_page_of_metrics_has_no_more() -> None:
-    """With either sign."""
-    assert FitError(500, None, None, None, 0.01, -0.3, 0.0).is_poor
-    assert not FitError(500, None, None, None, -0.3, 0.1, -0.1).is_poor
+def test_a_poor_fit_is_off_in_what_is_not_chance() -> None:
+    """Further tokens and the whole count, a first token that just misses a step does not; means where a page has no more."""
+    none = (None, None, None)
+    for of_single, of_means, is_poor in (
+        ((0.034, 0.028, 0.027), none, False), ((0.29, 0.023, 0.015), none, False), ((0.19, None, None), none, False),
+        ((0.11, 0.764, 0.2), none, True), ((0.05, 0.1, 0.25), none, True), ((0.9, 0.05, 0.05), none, True),
+        (none, none, False), (none, (0.01, -0.3, 0.0), True), (none, (-0.3, 0.1, -0.1), False),
+    ):  # fmt: skip
+        assert FitError(500, *of_single, *of_means).is_poor == is_poor, (of_single, of_means)
 
 
 @each("name", ["steady", "tight", "storm"])

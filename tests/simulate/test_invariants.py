@@ -193,35 +193,16 @@ def _swap(s: at.RunState) -> None:
     table[at.TABLE], table[at.TABLE + 1] = int(table[at.TABLE + 1]), int(table[at.TABLE])
 
 
-def _free_a_held_block(s: at.RunState) -> None:
-    block, after = int(_runner_table(s)[at.TABLE]), _first_free(s)
-    s.links[len(s.keys), at.NEXT] = s.links[after, at.PREV] = block
-    s.links[block, at.PREV], s.links[block, at.NEXT] = len(s.keys), after
-    s.counts[at.FREE_BLOCKS] += 1
-
-
-def _lose_a_free_block(s: at.RunState) -> None:
-    after = s.links[_first_free(s), at.NEXT]
-    s.links[len(s.keys), at.NEXT], s.links[after, at.PREV] = after, len(s.keys)
-    s.counts[at.FREE_BLOCKS] -= 1
-
-
 def _set(array: Any, place: Any, value: Any) -> None:
     array[place] = value
 
 
 HARMS: dict[str, Callable[[at.RunState], None]] = {
     "two held blocks change places": _swap,
-    "a held block is free": _free_a_held_block,
-    "a free block is lost": _lose_a_free_block,
     "a block is in the queue twice": lambda s: _set(s.links, (_first_free(s), at.NEXT), _first_free(s)),
-    "a backward link is cut": lambda s: _set(s.links, (s.links[_first_free(s), at.NEXT], at.PREV), len(s.keys)),
     "a block is held twice": lambda s: _set(_runner_table(s), at.TABLE + 1, _runner_table(s)[at.TABLE]),
-    "a free block is held": lambda s: _set(_runner_table(s), at.TABLE, _first_free(s)),
     "a holder is forgotten": lambda s: _set(s.links, (_runner_table(s)[at.TABLE], at.REFS), 0),
     "somebody runs and waits": lambda s: _set(s.waiting, s.counts[at.WAITING_HEAD], s.seats[0, at.SEAT_RUNNING]),
-    "somebody runs twice": lambda s: _set(s.seats, (1, at.SEAT_RUNNING), s.seats[0, at.SEAT_RUNNING]),
-    "a waiter is lost": lambda s: _set(s.counts, at.WAITING_COUNT, s.counts[at.WAITING_COUNT] - 1),
     "two share a slot": lambda s: _set(s.requests, (s.seats[:2, at.SEAT_RUNNING], at.SLOT), 0),
     "a key has no bucket": lambda s: _set(s.keys, next(block for block in range(1, len(s.keys)) if not s.keys[block]), 12345),
     "a sum is wrong": lambda s: _set(s.counts, at.COMPUTED_RUNNING, s.counts[at.COMPUTED_RUNNING] + 1),

@@ -113,12 +113,18 @@ def test_curves_runner_up_and_margin_go_with_the_chosen_one(tuning: Tuning) -> N
 
 
 def test_without_a_fit_it_is_a_rough_guide_and_says_what_to_measure(tuning: Tuning) -> None:
-    """With one it is a recommendation, without ranges."""
+    """Three clocks give ranges in which the chosen setting lies. With a fit it is a recommendation, without doubt."""
     assert label(tuning) == "rough guide: not fitted"
     assert "PLIMSOLL_RECORD" in measurement(tuning)
+    assert tuning.found is not None
+    assert tuning.doubt is not None
+    assert [clock.factor for clock in tuning.doubt.clocks] == [1.0, *RELATIVE_BAND]
+    for name, (low, high) in tuning.doubt.ranges.items():
+        assert low <= getattr(tuning.found.best.option.candidate, name) <= high
+    assert tuning.doubt.clocks[1].best >= tuning.doubt.clocks[2].best, "slower steps cannot be better"
     fitted = tune(traffic(), server()._replace(step_time=StepTime(64_000_000, 222_000), fitted="fitted to a run"), SMALL, run)
     assert label(fitted) == "recommendation"
-    assert ranges(fitted) == []
+    assert (fitted.doubt, ranges(fitted)) == (None, [])
     assert measurement(fitted) == ""
     assert label(fitted._replace(server=fitted.server._replace(is_poor=True))) == "rough guide: poor fit"
 
@@ -198,28 +204,14 @@ def test_steps_larger_than_the_measured_ones_are_said_to_be_a_guess(tuning: Tuni
     assert f"at most {most // 2} requests at once, and this has {most}" in said
 
 
-def test_only_what_differs_is_said() -> None:
-    """The others stay as they were, typed or not."""
+def test_only_flags_that_differ_are_said_and_old_values_go_however_they_were_written() -> None:
+    """The others stay as they were; with a blank, with =, with underscores; other words are not touched."""
     own = Candidate(256, 2048, 16, 0.92)
     assert flags_of(own, own) == {}
     assert flags_of(Candidate(32, 2048, 16, 0.9), own) == {"--max-num-seqs": "32", "--gpu-memory-utilization": "0.9"}
-
-
-def test_old_values_go_however_they_were_written() -> None:
-    """With a blank, with =, with underscores; other words are not touched."""
-    words = ["vllm", "serve", "M", "--max-num-seqs", "8", "--port=80", "--max_num_batched_tokens=512", "--block-size=16"]
+    words = "vllm serve M --max-num-seqs 8 --port=80 --max_num_batched_tokens=512 --block-size=16".split()
     found = with_flags(words, {"--max-num-seqs": "32", "--max-num-batched-tokens": "1024"})
-    assert found == [
-        "vllm",
-        "serve",
-        "M",
-        "--port=80",
-        "--block-size=16",
-        "--max-num-seqs",
-        "32",
-        "--max-num-batched-tokens",
-        "1024",
-    ]
+    assert found == "vllm serve M --port=80 --block-size=16 --max-num-seqs 32 --max-num-batched-tokens 1024".split()
 
 
 def test_every_part_of_a_step_is_stretched() -> None:
@@ -229,19 +221,6 @@ def test_every_part_of_a_step_is_stretched() -> None:
     assert (times.pair_fs, times.prompt_ns, times.front_ns) == (12, 6, 500), "the way to the scheduler is no part of a step"
     assert times.by_tokens is not None
     assert times.by_tokens.tolist() == [150, 180]
-
-
-def test_without_a_fit_there_are_three_clocks_and_a_range() -> None:
-    """The chosen setting lies in it; with a fit there is no doubt of this kind."""
-    found = tune(traffic(), server(), SMALL, run)
-    assert found.found is not None
-    assert found.doubt is not None
-    assert [clock.factor for clock in found.doubt.clocks] == [1.0, *RELATIVE_BAND]
-    for name, (low, high) in found.doubt.ranges.items():
-        assert low <= getattr(found.found.best.option.candidate, name) <= high
-    assert found.doubt.clocks[1].best >= found.doubt.clocks[2].best, "slower steps cannot be better"
-    fitted = tune(traffic(), server()._replace(step_time=StepTime(), fitted="fitted to a run"), SMALL, run)
-    assert fitted.doubt is None
 
 
 def test_a_change_that_the_clock_cannot_tell_from_none_is_a_tie(tuning: Tuning) -> None:
