@@ -10,6 +10,7 @@ from plimsoll.simulate.replay import Replay, replay
 from plimsoll.simulate.replicas import (
     GATEWAY,
     LEAST_LOAD,
+    PREFIX,
     ROUND_ROBIN,
     RoutedEngine,
     merge_replays,
@@ -70,7 +71,7 @@ def test_choices_repeat_and_follow_the_router() -> None:
     """Round robin takes turns; the least loaded engine is the one with the fewest in flight; a beginning stays where it was."""
     trace = traffic()
     assert route(trace, LIMITS, TIMES, 3, ROUND_ROBIN).tolist() == [number % 3 for number in range(trace.size)]
-    for router in (LEAST_LOAD, GATEWAY):
+    for router in (LEAST_LOAD, PREFIX, GATEWAY):
         assert route(trace, LIMITS, TIMES, 3, router).tolist() == route(trace, LIMITS, TIMES, 3, router).tolist()
     second = 10**9
     slow_then_fast = make_trace("t", [0, second, 2 * second, 3 * second], [100] * 4, [2000, 5, 5, 5])
@@ -79,6 +80,7 @@ def test_choices_repeat_and_follow_the_router() -> None:
         "t", [0, second, *(n * 100 * second for n in range(1, 5))], [600] * 6, [500, 5, 5, 5, 5, 5],
         ids=[[1, 2], [7, 8], [1, 2], [7, 8], [1, 3], [7, 8]],
     )  # fmt: skip
+    assert route(talks, LIMITS, TIMES, 2, PREFIX).tolist() == [0, 1, 0, 1, 0, 1]
     assert route(talks, LIMITS, TIMES, 2, GATEWAY).tolist() == [0, 1, 0, 1, 0, 1], "the second comes while the first is busy"
 
 

@@ -12,7 +12,7 @@ from plimsoll.plan.options import ServerOptions
 from plimsoll.vllm.versions import releases
 
 ENGINE = "The engine, as vLLM names it (defaults in brackets)"
-ROUTERS = ("round-robin", "least-load", "gateway")
+ROUTERS = ("round-robin", "least-load", "prefix", "gateway")
 STEP_FIELDS = ("base_ns", "token_ns", "seq_ns", "ctx_ps")
 _step_ns = partial(whole, most=10**13)
 
@@ -98,7 +98,7 @@ class FleetOptions(ReplayOptions):
         "N", "so many engines behind a router (1, or the command's data-parallel engines)",
         read=partial(whole, least=1, most=1000), heading="Several engines",
     )  # fmt: skip
-    router: str = option("R", "round-robin, least-load (the default) or gateway", choices=ROUTERS, default="least-load")
+    router: str = option("R", "round-robin, least-load (the default), prefix or gateway", choices=ROUTERS, default="least-load")
     from_guard: str | None = option("URL", "what the engines of a guard recorded (docs/whatif.md) in place of a trace")
     last_hours: float = option("H", "of it the last H hours (24)", read=decimal, default=24.0)
     token_file: str | None = option("FILE", "guard's token; default: as for guardctl")

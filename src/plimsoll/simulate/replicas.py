@@ -24,7 +24,7 @@ from plimsoll.simulate.replay import NEVER, OnProgress, Replay, Totals, replay, 
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers, Trace, pick
 
-ROUND_ROBIN, LEAST_LOAD, GATEWAY = ROUTERS
+ROUND_ROBIN, LEAST_LOAD, PREFIX, GATEWAY = ROUTERS
 # The inference gateway's endpoint picker adds up scores between 0 and 1 and takes the highest sum. Weights and the number of
 # blocks it remembers of each server are those of its default configuration (llm-d and the Gateway API inference extension).
 QUEUE_WEIGHT, CACHE_WEIGHT, PREFIX_WEIGHT = 2.0, 2.0, 3.0
@@ -64,12 +64,15 @@ class RoutedEngine:
         while len(self._seen) > REMEMBERED_BLOCKS:
             self._seen.popitem(last=False)
 
+    def seen(self, ids: Integers) -> int:
+        """How many of a prompt's blocks, from its beginning on, it was sent before."""
+        return sum(1 for _ in takewhile(self._seen.__contains__, chains_of(ids)))
+
     def score(self, ids: Integers, fewest: int, most: int) -> float:
         """The sum of the gateway's scores: the queue among those of all engines, the free cache, and the prompt's blocks, from
         its beginning on, that it was sent before."""
         queue = 1.0 if most == fewest else (most - self.run.waiting) / (most - fewest)
-        seen = sum(1 for _ in takewhile(self._seen.__contains__, chains_of(ids)))
-        share = seen / len(ids) if len(ids) else 0.0
+        share = self.seen(ids) / len(ids) if len(ids) else 0.0
         return QUEUE_WEIGHT * queue + CACHE_WEIGHT * (1.0 - self.run.kv_usage) + PREFIX_WEIGHT * share
 
 
@@ -110,6 +113,8 @@ def _choice(engines: Sequence[RoutedEngine], router: str, trace: Trace, request:
     if router == LEAST_LOAD:
         return int(np.argmin([engine.in_flight for engine in engines]))
     waiting, ids = [engine.run.waiting for engine in engines], trace.ids_of(request)
+    if router == PREFIX:
+        return max(range(len(engines)), key=lambda place: (engines[place].seen(ids), -engines[place].in_flight))
     return int(np.argmax([engine.score(ids, min(waiting), max(waiting)) for engine in engines]))
 
 
