@@ -5,7 +5,8 @@
 #   lab/image.sh save FILE        the image as an OCI archive, for podman load, skopeo copy, ctr image import
 #   BASE=debian lab/image.sh      on a base that mmdebstrap makes from Debian's packages: no registry is asked
 #
-# TAG (plimsoll), BASE (python:3.11-slim-bookworm) and PYTHON (python3.11, the version in BASE) may be set. With BASE=debian, which
+# TAG (plimsoll), BASE (python:3.11-slim-bookworm), PYTHON (python3.11, the version in BASE) and EXTRAS (simulate: with numpy, numba
+# and the compiled scheduler) may be set. With BASE=debian, which
 # CI takes, buildah runs in a chroot: no daemon, no user namespaces, no network while it builds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -40,7 +41,8 @@ if [ "${1:-}" = save ]; then
 fi
 
 rm -rf dist/image
-"$PYTHON" -m pip wheel --quiet --wheel-dir dist/image . pip
+EXTRAS="${EXTRAS:+[$EXTRAS]}"
+"$PYTHON" -m pip wheel --quiet --wheel-dir dist/image ".$EXTRAS" pip
 if [ "$BASE" = debian ]; then
   work="$(mktemp -d)"
   trap 'rm -rf "$work"' EXIT
@@ -51,4 +53,4 @@ if [ "$BASE" = debian ]; then
   buildah commit --quiet --rm "$base" localhost/plimsoll-base >/dev/null
   BASE=localhost/plimsoll-base
 fi
-"$tool" build --quiet --build-arg "BASE=$BASE" --tag "$TAG" .
+"$tool" build --quiet --build-arg "BASE=$BASE" --build-arg "EXTRAS=$EXTRAS" --tag "$TAG" .

@@ -133,3 +133,12 @@ def test_with_compiling_off_the_same_is_computed_at_once() -> None:
     plain = _python("-c", SAYS_WHEN, PLIMSOLL_COMPILE="0").split()
     assert plain[:2] == ["False", "0"]
     assert _python("-c", SAYS_WHEN).split()[2] == plain[2]
+
+
+def test_a_second_container_does_not_compile_again(tmp_path: Path) -> None:
+    """What an image brings is copied into an empty cache, once; another version's code is not."""
+    assert _python("-c", SAYS_WHEN).split()[0] == "True", "compiled by now, in the user's own cache"
+    empty, brought = str(tmp_path / "empty"), str(compiled.cache_folder().parent)
+    assert _python("-c", SAYS_WHEN, XDG_CACHE_HOME=empty, PLIMSOLL_COMPILED=brought).split()[:2] == ["True", "0"]
+    kept = tmp_path / "empty" / "plimsoll" / "compiled" / compiled.sources_digest()
+    assert {path.name for path in kept.rglob("*.nbi")} == {path.name for path in compiled.cache_folder().rglob("*.nbi")}

@@ -159,10 +159,11 @@ def replay_engines(given: Inputs, replicas: int, router: str, factor: float = 1.
 
     server = (given.trace, given.settings, given.step_time.scaled(factor) if factor != 1.0 else given.step_time)
     if given.is_lockstep and replicas == given.engines:
-        begin = time.perf_counter()
         with bar("replaying", "requests") as progress:
-            engine_of, runs = replay_in_lockstep(*server, replicas, router, speedup=given.speedup, on_progress=progress)
-        return merge_replays(given.trace, runs, engine_of)._replace(wall_seconds=time.perf_counter() - begin), runs
+            engine_of, runs = replay_in_lockstep(
+                *server, replicas, router, speedup=given.speedup, on_progress=progress, clock=time.perf_counter
+            )
+        return merge_replays(given.trace, runs, engine_of), runs
     with bar("routing", "requests") as progress:
         engine_of = route(*server, replicas, router, speedup=given.speedup, on_progress=progress)
     runs = replay_each(*server, engine_of, replicas, speedup=given.speedup, clock=time.perf_counter)

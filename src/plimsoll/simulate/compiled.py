@@ -2,8 +2,10 @@
 
 numba looks only at the file of the outermost function when it decides whether what it kept is still good. A change in a
 function called from there would go unseen, so the folder's name is a digest of all compiled sources: a new version never
-meets old machine code. Without numba, or with PLIMSOLL_COMPILE=0 in the environment, the same functions run as plain Python:
-about a hundred times slower, which a server with light traffic does not notice, and at once.
+meets old machine code. An image may bring code that it compiled for any processor of its kind (NUMBA_CPU_NAME=generic) in the
+folder PLIMSOLL_COMPILED: that is copied into an empty cache, since numba writes beside what it reads. Without numba, or with
+PLIMSOLL_COMPILE=0 in the environment, the same functions run as plain Python: about a hundred times slower, which a server
+with light traffic does not notice, and at once.
 """
 
 from __future__ import annotations
@@ -84,6 +86,9 @@ def cache_folder() -> Path:
         try:
             root.mkdir(parents=True, exist_ok=True)
             if all(_made_ours(part) for part in (root, folder.parent, folder)):
+                brought = Path(os.environ.get("PLIMSOLL_COMPILED") or "/nowhere") / folder.name
+                if brought.is_dir() and not any(folder.iterdir()):
+                    shutil.copytree(brought, folder, dirs_exist_ok=True)
                 for other in folder.parent.iterdir():  # what older versions left behind, and nobody has used for a month
                     if other != folder and folder.stat().st_mtime - other.stat().st_mtime > _MONTH_S:
                         shutil.rmtree(other, ignore_errors=True)

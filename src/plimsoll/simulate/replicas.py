@@ -127,16 +127,17 @@ def replay_in_lockstep(
     *,
     speedup: float = 1.0,
     on_progress: OnProgress | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> tuple[Integers, list[Replay]]:
     """The engine of each request, and what each engine did, where every step lasts as long as the slowest engine's.
 
     The next step is decided when the last one is over, with async scheduling too.
     """
     engines = [
-        RoutedEngine(settings._replace(async_scheduling=False), step_time, trace.prefix_block, max(1, trace.size))
+        RoutedEngine(settings.turned(async_scheduling=False), step_time, trace.prefix_block, max(1, trace.size))
         for _ in range(replicas)
     ]
-    chosen = np.zeros(trace.size, dtype=np.int64)
+    chosen, begin = np.zeros(trace.size, dtype=np.int64), clock() if clock else 0.0
     arrivals, now, request = speed_up(trace, speedup) + step_time.front_ns, 0, 0
     while True:
         while request < trace.size and arrivals[request] <= now:  # came while the last step ran
@@ -157,9 +158,9 @@ def replay_in_lockstep(
         else:
             break
     rows = [np.flatnonzero(chosen == engine) for engine in range(replicas)]
-    came = arrivals - step_time.front_ns
+    came, took = arrivals - step_time.front_ns, clock() - begin if clock else 0.0
     return chosen, [
-        told(pick(trace, mine), settings, step_time, *engine.run.ended(), came[mine])
+        told(pick(trace, mine), settings, step_time, *engine.run.ended(), came[mine], took / replicas)
         for mine, engine in zip(rows, engines, strict=True)
     ]
 
