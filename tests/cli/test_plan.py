@@ -38,6 +38,19 @@ def test_overrides_of_the_model_and_a_config_file_count(tmp_path: Path) -> None:
         assert (from_file["kv"], from_file["ledger"]) == (from_flags["kv"], from_flags["ledger"])
 
 
+def test_the_tag_of_the_image_names_the_release(tmp_path: Path) -> None:
+    """A launch in a container is planned for the vLLM of its image, and the plan says so; --vllm wins."""
+    path = tmp_path / "compose.yaml"
+    path.write_text(
+        f"services: {{chat: {{image: 'vllm/vllm-openai:v0.11.0', command: --model {LLAMA} --max-model-len 8192}}}}\n",
+        encoding="utf-8",
+    )
+    plan = ask(f"plan --gpu H100 --json {path}").body
+    assert plan["vllm"] == "0.11.0"
+    assert "planned for vLLM 0.11.0: the tag of the image vllm/vllm-openai:v0.11.0" in plan["notes"]
+    assert ask(f"plan --gpu H100 --json --vllm 0.20.0 {path}").body["vllm"] == "0.20.0"
+
+
 def test_every_offer_makes_a_start() -> None:
     """With neighbours on a small card an offer names all that belongs to it, and is as good as its word."""
     words = f"plan --gpu L40S --used-gib 15 --json -- vllm serve {LLAMA}"

@@ -358,8 +358,8 @@ def launches_named(options: Words, command_name: str) -> list[tuple[Launch, str]
     return [(launch, "")]
 
 
-def engine_meant(launch: Launch, asked: str | None) -> Engine:
-    """The vLLM that a launch is about: the one asked for, the one its image or surroundings name, else the newest known."""
+def engine_meant(launch: Launch, asked: str | None, installed: str | None = None) -> Engine:
+    """The vLLM of a launch: the one asked for, the one its image or surroundings name, the installed one, else the newest."""
     if asked is not None:
         return engine_named(asked)
     named = [launch.vllm] if launch.vllm else []
@@ -367,6 +367,8 @@ def engine_meant(launch: Launch, asked: str | None) -> Engine:
         named.insert(0, (version, f"the tag of the image {launch.image}"))
     elif launch.image and serves_vllm(launch.image) and "nightly" in launch.image.rpartition(":")[2]:
         named.insert(0, ("nightly", f"the tag of the image {launch.image}"))
+    if installed is not None and not launch.image:  # an image brings its own
+        named.append((installed, "installed here"))
     for version, because in named:
         try:
             return replace(engine_named(version, f"{launch.source}:"), because=because)

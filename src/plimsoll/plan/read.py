@@ -17,7 +17,7 @@ from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.findings import Finding
 from plimsoll.hardware.cards import Vendor, gpu_named, read_cards
 from plimsoll.launch.check_flags import LEFT_OUT, FlagReport, check
-from plimsoll.launch.command_line import Launch, config_of, launches_named
+from plimsoll.launch.command_line import Launch, config_of, engine_meant, launches_named
 from plimsoll.models.files import overlaid, read_model
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.certify import Certificate, certificate_of
@@ -102,7 +102,7 @@ def read_command(options: ServerOptions, command: str = "tune", *, learned: bool
 
 def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned: bool = True) -> PlanInput:
     """A start that was found already, on the card that the options name; `learned`: with what real starts taught."""
-    engine = engine_named(options.vllm or installed_vllm())
+    engine = engine_meant(launch, options.vllm, None if options.vllm else installed_vllm())
     came_from = engine_named(options.came_from, "--from") if options.came_from is not None else None
     checked = check(launch, engine, came_from, config_of(launch, folder))
     card = card_of(options)
@@ -115,6 +115,8 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
         raise BadInput(f"{engine.release} keeps full heads for this model ({why}); plan cannot say how many")
     environment = dict(launch.environment)
     settings = read_settings(flags, environment, model.shape, card)
+    if launch.image or launch.vllm:
+        notes += (f"planned for vLLM {engine.release}: {engine.because}",) if engine.because else ()
     notes += tuple(note.replace(LEFT_OUT, "planned without", 1) for note in checked.notes)  # no rewritten command is shown here
     drafting = settings.speculative or {}
     drafter, revision = drafting.get("model"), drafting.get("revision")
