@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import fill
 
 from lab.marked import placed
-from plimsoll.assets.alerts import Alert, AlertSeverity, groups_of
+from plimsoll.assets.alerts import Alert, groups_of
 from plimsoll.assets.monitoring import alerts_of
 from plimsoll.assets.names import span
 from plimsoll.assets.settings import AssetSettings
@@ -61,8 +61,7 @@ def part(name: str) -> str:
     if name == "conditional":
         rows = [f"| `{start}{'...' if start.endswith('_') else ''}` | {needs} |" for start, needs in CONDITIONAL.items()]
         return "\n".join(["| metric | is there with |", "|---|---|", *rows])
-    severity = AlertSeverity.PAGE if name == "pages" else AlertSeverity.TICKET
-    found = [alert for alert in alerts_of(groups_of(AssetSettings(newest()))) if alert.severity is severity]
+    found = [alert for alert in alerts_of(groups_of(AssetSettings(newest()))) if alert.severity == name.removesuffix("s")]
     return "\n".join(described(alert) for alert in found).rstrip()
 
 

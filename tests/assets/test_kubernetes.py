@@ -20,7 +20,7 @@ from plimsoll.cli.main import main
 from plimsoll.guard.adapters.cluster import API_CALLS
 from plimsoll.tune.autoscale import IN_FLIGHT, ScalingRule
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
-from tests.assets.roles import Right, asked, differences, rights_of, role_objects
+from tests.assets.roles import Right, rights_of, role_objects
 from tests.assets.test_autoscaling import files as scaling_files
 from tests.each import times
 from tests.options import guard_options
@@ -184,17 +184,6 @@ def test_roles_allow_the_calls_and_no_others() -> None:
     assert observing < rights
     (bound,) = {one["subjects"][0]["namespace"] for one in role_objects(cluster) if "subjects" in one}
     assert bound == "models"
-
-
-def test_differences_are_seen_both_ways() -> None:
-    """A request that no Role allows, and a right that no request used."""
-    cluster = Cluster()
-    refused, unused = differences([("DELETE", "/api/v1/namespaces/models/pods/vllm-0")], cluster)
-    assert refused == {Right("delete", "", "pods", "models", "vllm-0")}
-    assert Right("create", "", "pods/eviction", "models") in unused
-    made = ("POST", "/api/v1/namespaces/models/pods/vllm-0/eviction")
-    assert Right("create", "", "pods/eviction", "models") not in differences([made], cluster)[1]
-    assert asked("GET", "/apis/apps/v1/namespaces/a/deployments?watch=1&limit=5") == Right("watch", "apps", "deployments", "a")
 
 
 def _unknown(value: Any, tree: Any, path: str = "") -> list[str]:

@@ -58,6 +58,8 @@ def container_in(patch: dict[str, Any]) -> dict[str, Any]:
      ["sh", "-c", f"exec vllm serve Qwen/Qwen3-8B {' '.join(FLAGS)} --port 9000"]),
     ("{command: [bash, -lc], args: [python3 -m vllm.entrypoints.openai.api_server --model a/b]}", "args",
      [f"python3 -m vllm.entrypoints.openai.api_server {' '.join(FLAGS)} --model a/b"]),
+    ("{command: [bash, -lc, --], args: ['ulimit -n 65536; vllm serve a/b']}", "args",
+     [f"ulimit -n 65536; vllm serve a/b {' '.join(FLAGS)}"]),
     ("args: [a/b, --middleware, plimsoll.inside.Gate]", "args", ["a/b", *FLAGS[2:], *FLAGS[:2]]),
     ("args: [a/b, --distributed-executor-backend=ray]", "args", ["a/b", "--distributed-executor-backend=ray", *FLAGS[2:]]),
     ("command: [sh, -c, \"# vllm serve\\nPYTHONPATH=$PYTHONPATH:/x vllm serve a/b\"]", "command",
@@ -114,15 +116,40 @@ def test_what_is_not_known_of_a_pod_is_left_alone(tmp_path: Path) -> None:
     made, said = patched(group, tmp_path)
     assert "--worker-extension-cls" not in str(made)
     assert "left alone: --worker-extension-cls: workers in other pods have no wheel" in said
+    made, said = patched(group.replace("kind: LeaderWorkerSet", "kind: DisaggregatedSet"), tmp_path / "other")
+    assert "--worker-extension-cls" not in str(made), "whatever the kind is called"
     served = (DEPLOYMENTS / "inference-service.yaml").read_text(encoding="utf-8")
     model = served[: served.index("    containers:")] + "    model: {modelFormat: {name: vLLM}, args: [a]}\n"
     for text, has_probes in ((model, False), (model.replace("[a]", "[a, --port=8080]"), True)):
-        made, _ = patched(text, tmp_path / f"{has_probes}")
+        made, said = patched(text, tmp_path / f"{has_probes}")
         assert any("Probe" in each["path"] for each in made) is has_probes
+        assert not any("lifecycle" in each["path"] for each in made), "Knative would refuse it"
+        assert "podspec-init-containers; without Knative annotate serving.kserve.io/deploymentMode" in said
+    for number, hides in enumerate(("args: [--config, /etc/vllm.yaml]", "command: [sh, -c, vllm serve a/b $EXTRA]")):
+        made, said = patched(deployment(hides), tmp_path / f"hides-{number}")
+        assert "readinessProbe" not in str(made)
+        assert "its port is not known here" in said
+    made, _ = patched(deployment("command: [sh, -c, vllm serve $MODEL --dtype $DTYPE]"), tmp_path / "model")
+    assert "readinessProbe" in str(made), "a model and a flag's value hide no port"
+    standard = text.replace("metadata: {", "metadata: {annotations: {serving.kserve.io/deploymentMode: Standard}, ")
+    made, said = patched(standard, tmp_path / "standard")
+    assert "Knative" not in said
+    assert any("lifecycle" in each["path"] for each in made)
     container = "{name: a, image: 'vllm/vllm-openai:v0.32.0', args: [a]}"
     _, said = patched(f"kind: Pod\nmetadata: {{name: a}}\nspec: {{containers: [{container}]}}\n", tmp_path / "pod")
     assert "rollout undo" not in said
     assert "delete it, then apply" in said
+
+
+def test_the_init_container_takes_nothing_from_the_pod(tmp_path: Path) -> None:
+    """It keeps the QoS class Guaranteed, starts where the pod's user is root, and names no user that OpenShift would refuse."""
+    for user, is_checked in (("0", None), ("1000", True)):
+        pod = f"securityContext: {{runAsUser: {user}}}"
+        patch, _ = patched(deployment("args: [a/b]", pod=pod), tmp_path, "--force")
+        (made,) = patch["spec"]["template"]["spec"]["initContainers"]
+        assert made["resources"]["requests"] == made["resources"]["limits"]
+        assert made["resources"]["limits"].keys() == {"cpu", "memory"}
+        assert (made["securityContext"].get("runAsNonRoot"), "runAsUser" in made["securityContext"]) == (is_checked, False)
 
 
 def test_a_secret_in_the_command_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,6 +172,8 @@ def test_a_secret_in_the_command_is_not_repeated(tmp_path: Path, capsys: pytest.
     (deployment("args: [a/b]\n          env: [{name: PYTHONPATH, valueFrom: {configMapKeyRef: {name: a, key: b}}}]"), 1,
      "PYTHONPATH comes from another object"),
     (deployment("command: [sh, -c, 'export PYTHONPATH=/mine; vllm serve a/b']"), 1, "its script sets PYTHONPATH"),
+    (deployment("command: [python3, -m, vllm.entrypoints.api_server, --model, a/b]"), 1, "the demonstration server"),
+    (deployment("args: [a/b]\n          volumeMounts: [{name: a, mountPath: /plimsoll/}]"), 1, "is mounted at /plimsoll"),
     (deployment("args: [a/b]", pod="initContainers: [{name: plimsoll-inside, image: x}]"), 1, "it has plimsoll.inside already"),
     (deployment("args: [a/b]").replace("- name: vllm\n          image", "- image"), 1, "it has no name"),
     ("services: {a: {image: 'vllm/vllm-openai', command: [a/b]}}\n", 2, "no object of Kubernetes"),

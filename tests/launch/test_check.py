@@ -178,3 +178,9 @@ def test_a_misspelt_flag_is_corrected_where_one_is_near(typed: str, words: str) 
     assert checked.rewritten == ("vllm", "serve", "m", *words.split())
     told = any(note.startswith("corrected in the rewritten command: ") for note in checked.notes)
     assert told is (bool(words) and typed.split()[0] not in words.split() and "8192" not in words and "--no-" not in typed)
+
+
+def test_a_number_that_the_pod_fills_in_is_not_refused() -> None:
+    """As LeaderWorkerSets give it: what `$(NAME)` stands for is not known here."""
+    launch = Launch("test", EntryPoint.SERVE, ("m", "--nnodes", "$(LWS_GROUP_SIZE)"), unresolved=("LWS_GROUP_SIZE",))
+    assert check(launch, engine_named("0.28.0")).starts

@@ -128,6 +128,7 @@ async def said(guard: Guard, *words: str) -> str:
     return printed
 
 
+@pytest.mark.once
 @pytest.mark.timeout(900)
 async def test_of_500_requests_only_those_inside_the_wedged_engine_are_lost(record_property: Record) -> None:
     """Guard finds the pods, sheds, restarts one on request, waits for a disruption budget, and evicts one that is wedged.
@@ -252,6 +253,7 @@ async def killed_in(step: str, net: int) -> int:
         return load.done
 
 
+@pytest.mark.once
 @pytest.mark.timeout(900)
 async def test_a_guard_that_is_killed_at_each_step_is_followed_by_one_that_ends_it(record_property: Record) -> None:
     """No pod stays drained, none is evicted twice for one restart, no request is lost. Seven fleets at once, a kill in each."""
@@ -263,6 +265,7 @@ async def test_a_guard_that_is_killed_at_each_step_is_followed_by_one_that_ends_
     record_property("figures", f"requests, none lost: {answered}; {STEPS}; {time.monotonic() - began_s:.0f} s")
 
 
+@pytest.mark.once
 @pytest.mark.timeout(900)
 async def test_two_guards_on_one_lease(record_property: Record) -> None:
     """A wedged pod is evicted once; two restarts asked for at once are done one after the other or not at all."""

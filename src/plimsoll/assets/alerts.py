@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from plimsoll.assets.names import GUARD_AT, Names, guard_page, of_rank, select, span
@@ -12,20 +11,6 @@ from plimsoll.assets.rendering import fill, read_data
 from plimsoll.assets.settings import AssetSettings
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.units import GIB, MIB
-
-
-class AlertSeverity(StrEnum):
-    PAGE = "page"  # somebody is woken up
-    TICKET = "ticket"  # it can wait for the day
-
-
-class Needs(StrEnum):
-    """The target that must be scraped for an alert to fire."""
-
-    VLLM = "vLLM"
-    GATE = "the gate (plimsoll.inside)"
-    PROBE = "the probe (plimsoll.inside)"
-    GUARD = "guard"
 
 
 @dataclass(frozen=True)
@@ -54,9 +39,9 @@ class Case:
 @dataclass(frozen=True)
 class Alert:
     name: str
-    severity: AlertSeverity
+    severity: str  # page: somebody is woken up; ticket: it can wait for the day
     code: str  # the finding it leads to, a page under docs/findings; empty for those about the watching itself
-    needs: Needs
+    needs: str  # what must be scraped for it to fire
     for_s: int
     expr: str
     summary: str  # one line, with the labels that say where
@@ -67,7 +52,7 @@ class Alert:
 
     @property
     def labels(self) -> dict[str, str]:
-        return {"severity": str(self.severity)} | ({"code": self.code} if self.code else {})
+        return {"severity": self.severity} | ({"code": self.code} if self.code else {})
 
 
 @dataclass(frozen=True)
@@ -154,8 +139,8 @@ def groups_of(settings: AssetSettings, bounds: Thresholds | None = None) -> tupl
         records = tuple(RecordingRule(rule["record"], rule["expr"]) for rule in rules if "record" in rule)
         alerts = tuple(
             Alert(
-                rule["alert"], AlertSeverity(rule["severity"]), rule.get("code", ""), Needs[rule["needs"].upper()],
-                int(rule.get("for", 0)), rule["expr"], rule["summary"], rule["description"], rule["means"],
+                rule["alert"], rule["severity"], rule.get("code", ""), rule["needs"], int(rule.get("for", 0)), rule["expr"],
+                rule["summary"], rule["description"], rule["means"],
                 tuple(_case(case, names, bounds) for case in rule["cases"]), tuple(rule.get("by", ())),
             )
             for rule in rules
@@ -178,10 +163,7 @@ def _case(case: Mapping[str, Any], names: Names, bounds: Thresholds) -> Case:
         series |= names.page(**{name: " ".join(f"{int(n * count)}" for n in range(120)) for name, count in each.items()})
     target = GUARD_AT if "guard" in case else names.here()
     return Case(
-        about=case["about"],
-        fires=case.get("fires", ""),
-        silent=case.get("silent", ""),
-        shape=case.get("shape", ""),
+        **{name: case[name] for name in ("about", "fires", "silent", "shape") if name in case},
         series=series,
         every_s=float(case.get("every", Case.every_s)),
         labels=tuple({**target, **labels} for labels in case.get("labels", ())),

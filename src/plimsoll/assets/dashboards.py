@@ -13,7 +13,6 @@ from plimsoll.assets.names import Names, load_data, select, span
 from plimsoll.assets.rendering import fill, read_data
 from plimsoll.assets.settings import AssetSettings
 
-SCHEMA_VERSION = 41
 WIDTH = 24
 _GRAFANA = load_data("dashboard")  # what Grafana wants of every variable and of each kind of panel
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -34,31 +33,21 @@ def dashboard_files(settings: AssetSettings, bounds: Thresholds) -> dict[str, st
         rank = {"engine": "~$rank"} if "rank" in variables else {}
         selectors = {"of": partial(select, **engine), "vllm": partial(_vllm, names, {**engine, **rank})}
         page, notes = (fill(part, context | selectors) for part in (dashboard, data["notes"]))
-        files[f"dashboards/{page['uid']}.json"] = _text(page, notes, bounds, settings.made_by)
+        body = {
+            "uid": page["uid"],
+            "title": page["title"],
+            "description": "\n".join([page["description"], *settings.made_by]),
+            **_GRAFANA["dashboard"],
+            "templating": {"list": [_GRAFANA["source"], *({**_GRAFANA["variable"], **each} for each in page["variables"])]},
+            "annotations": {"list": [_note(**note) for note in notes]},
+            "panels": list(_lay_out(page["rows"], bounds)),
+        }
+        files[f"dashboards/{page['uid']}.json"] = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
     return files
 
 
 def _vllm(names: Names, labels: Mapping[str, str], metric: str, suffix: str = "") -> str:
     return select(names.exposition(metric) + suffix, **labels)
-
-
-def _text(page: Mapping[str, Any], notes: Sequence[Mapping[str, str]], bounds: Thresholds, made_by: Sequence[str]) -> str:
-    body = {
-        "uid": page["uid"],
-        "title": page["title"],
-        "description": "\n".join([page["description"], *made_by]),
-        "tags": ["plimsoll", "vllm"],
-        "timezone": "browser",
-        "editable": True,
-        "graphTooltip": 1,
-        "schemaVersion": SCHEMA_VERSION,
-        "refresh": "30s",
-        "time": {"from": "now-3h", "to": "now"},
-        "templating": {"list": [_GRAFANA["source"], *({**_GRAFANA["variable"], **each} for each in page["variables"])]},
-        "annotations": {"list": [_note(**note) for note in notes]},
-        "panels": list(_lay_out(page["rows"], bounds)),
-    }
-    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
 
 def _note(name: str, colour: str, text: str, expr: str) -> dict[str, Any]:
@@ -87,7 +76,7 @@ def _lay_out(rows: Sequence[Mapping[str, Any]], bounds: Thresholds) -> Iterator[
 
 
 def _panel(panel: Mapping[str, Any], bounds: Thresholds) -> dict[str, Any]:
-    kind, is_stacked, has_limit = panel.get("kind", "timeseries"), "stacked" in panel, "limit" in panel
+    kind, has_limit = panel.get("kind", "timeseries"), "limit" in panel
     defaults: dict[str, Any] = {"unit": panel.get("unit", "short")}
     if kind in ("timeseries", "stat"):
         defaults["min"] = 0
@@ -95,11 +84,8 @@ def _panel(panel: Mapping[str, Any], bounds: Thresholds) -> dict[str, Any]:
         steps = [{"value": None, "color": "green"}, {"value": getattr(bounds, panel["limit"]), "color": "red"}]
         defaults["thresholds"] = {"mode": "absolute", "steps": steps}
     if kind == "timeseries":
-        defaults["custom"] = {
-            "drawStyle": "line", "lineWidth": 1, "fillOpacity": 60 if is_stacked else 10, "showPoints": "never",
-            **({"stacking": {"mode": "normal", "group": "A"}} if is_stacked else {}),
-            **({"thresholdsStyle": {"mode": "line"}} if has_limit else {}),
-        }  # fmt: skip
+        stacked = {"fillOpacity": 60, "stacking": {"mode": "normal", "group": "A"}} if "stacked" in panel else {}
+        defaults["custom"] = _GRAFANA["line"] | stacked | ({"thresholdsStyle": {"mode": "line"}} if has_limit else {})
     if kind == "state-timeline":
         fine = panel.get("fine", "0")
         defaults["mappings"] = [
@@ -107,10 +93,6 @@ def _panel(panel: Mapping[str, Any], bounds: Thresholds) -> dict[str, Any]:
             for value, text in (("0", "no"), ("1", "yes"))
         ]
     queries = panel["queries"] if "queries" in panel else {"": panel["query"]}
-    formats: dict[str, dict[str, Any]] = {
-        "heatmap": {"format": "heatmap"},
-        "table": {"format": "table", "instant": True, "range": False},
-    }
     return {
         "type": kind,
         "title": panel["title"],
@@ -119,7 +101,7 @@ def _panel(panel: Mapping[str, Any], bounds: Thresholds) -> dict[str, Any]:
         "targets": [
             {"refId": letter, "datasource": SOURCE, "expr": expr}
             | ({"legendFormat": legend} if legend else {})
-            | formats.get(kind, {})
+            | _GRAFANA["query"].get(kind, {})
             for letter, (legend, expr) in zip(ascii_uppercase, queries.items(), strict=False)
             if expr
         ],

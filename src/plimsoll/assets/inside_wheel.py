@@ -7,7 +7,6 @@ vLLM image without building another.
 
 from __future__ import annotations
 
-import ast
 import base64
 import hashlib
 import io
@@ -29,8 +28,7 @@ ENTRY_POINTS = {
     },
     "vllm.stat_logger_plugins": {"plimsoll": "plimsoll.inside.stat_logger:StatLogger"},
 }
-_ALWAYS = ("__init__.py", "errors.py", "py.typed")
-_MAY_IMPORT = tuple(f"plimsoll.{name}" for name in ("errors", "findings", "inside", "redaction", "units", "unknown"))
+_BESIDE = ("__init__.py", "errors.py", "py.typed")
 _NO_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
 # With the file on PYTHONPATH in a shell, the command `plimsoll` would find this package first, and no command in it.
 _LETS_PASS = b"""
@@ -53,7 +51,7 @@ def make_wheel(package: Path | None = None) -> Wheel:
     root = package or Path(plimsoll.__file__).parent
     info = f"{DISTRIBUTION.replace('-', '_')}-{plimsoll.__version__}.dist-info"
     try:
-        files = {f"plimsoll/{path}": (root / path).read_bytes() for path in wanted_files(root)}
+        files = {f"plimsoll/{path}": (root / path).read_bytes() for path in _paths(root)}
     except OSError as error:
         raise WorldFailed(f"{error.filename}: cannot be read: {error.strerror or error}") from None
     files["plimsoll/__init__.py"] += _LETS_PASS
@@ -79,26 +77,10 @@ def wheel_name() -> str:
     return f"{DISTRIBUTION.replace('-', '_')}-{plimsoll.__version__}-py3-none-any.whl"
 
 
-def wanted_files(root: Path) -> list[str]:
-    """Paths inside the package: plimsoll.inside whole, and what it imports, followed through to the end."""
+def _paths(root: Path) -> list[str]:
+    """Inside the package: plimsoll.inside whole, and what of ours it imports."""
     own = (path for kind in ("*.py", "*.json") for path in (root / "inside").rglob(kind))
-    wanted = {*_ALWAYS, *(path.relative_to(root).as_posix() for path in own)}
-    todo = [path for path in wanted if path.endswith(".py")]
-    while todo:
-        names: set[str] = set()  # that it imports, also inside its functions; `from a import b` may name the module a.b
-        for node in ast.walk(ast.parse((root / todo.pop()).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module is not None:
-                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        for module in (name for name in names if name.startswith("plimsoll.")):
-            parts = module.split(".")[1:]
-            places = ["/".join(parts) + ".py", *("/".join([*parts[: n + 1], "__init__.py"]) for n in range(len(parts)))]
-            found = {path for path in places if (root / path).is_file()}  # none for a name that is no module
-            assert not found or module.startswith(_MAY_IMPORT), f"plimsoll.inside imports {module}, which is not in its wheel"
-            todo += sorted(found - wanted)
-            wanted |= found
-    return sorted(wanted)
+    return sorted([*_BESIDE, *(path.relative_to(root).as_posix() for path in own)])
 
 
 def write_wheel(wheel: Wheel, where: str) -> Path:

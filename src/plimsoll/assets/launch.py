@@ -57,9 +57,10 @@ def launch_files(settings: AssetSettings, ways: Sequence[str]) -> dict[str, str]
 
 def _context(settings: AssetSettings, way: str) -> dict[str, Any]:
     command, plan = settings.planned, settings.plan
-    is_amd = plan is not None and vendor_of(plan.gpu) is Vendor.AMD
+    assert plan is not None, "a command comes from a plan"
+    is_amd = vendor_of(plan.gpu) is Vendor.AMD
     model = command.words[2] if len(command.words) > 2 else ""
-    weights = plan.weights_bytes * plan.tensor_parallel * plan.pipeline_parallel if plan is not None else 0
+    weights = plan.weights_bytes * plan.tensor_parallel * plan.pipeline_parallel
     environment = dict(command.environment)
     if command.has_gate:  # the mounted wheel stands where Python looks first
         own = environment.get("PYTHONPATH")
@@ -79,7 +80,7 @@ def _context(settings: AssetSettings, way: str) -> dict[str, Any]:
         "proxy_namespace": cluster.gateway.partition("/")[0] or "ingress-nginx",
         "engines": _engines(settings, way),
         "has_plan": True,
-        "model": plan.model if plan is not None else settings.name,
+        "model": plan.model,
         "command": command,
         # Without --host: in a container the server must be reached from outside it.
         "words": [word for group in flag_lines(command.words) for word in _without_host(group)],
@@ -94,7 +95,7 @@ def _context(settings: AssetSettings, way: str) -> dict[str, Any]:
         "image": cluster.server_image or f"vllm/vllm-openai{'-rocm' if is_amd else ''}:v{settings.vllm}",
         "wheel": settings.wheel,
         "is_amd": is_amd,
-        "gpus": plan.gpus if plan is not None else 1,
+        "gpus": plan.gpus,
         "model_folder": model if model.startswith("/") else "",  # a folder of the machine is mounted
         "cache_gib": CACHE_BASE_GIB + math.ceil(1.2 * weights / GIB),
         "has_api_key": has_api_key,

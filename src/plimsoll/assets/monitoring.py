@@ -70,15 +70,10 @@ def cases_text(settings: AssetSettings, groups: Sequence[RuleGroup], every_s: fl
     ]
     # A recording that nothing is added to is written once, with everybody who must be silent there.
     quiet: dict[str, list[tuple[Alert, Case]]] = {}
+    tests: list[dict[str, object]] = []
     for alert, case in pairs:
         if case.shape and not case.series and not case.fires:
             quiet.setdefault(case.shape, []).append((alert, case))
-    tests: list[dict[str, object]] = []
-    for shape, silent in quiet.items():
-        series = _only(names.recorded(shape, names.here()), " ".join(asked[alert.name] for alert, _ in silent))
-        tests.append({"name": f"{shape}: {about(shape)}", "every_s": silent[0][1].every_s, "series": series, "silent": silent})
-    for alert, case in pairs:
-        if case.shape and not case.series and not case.fires:
             continue
         series = names.recorded(case.shape, names.here()) if case.shape else {}
         series = _only({**series, **case.series}, asked[alert.name])
@@ -97,6 +92,10 @@ def cases_text(settings: AssetSettings, groups: Sequence[RuleGroup], every_s: fl
                 for labels in case.labels or (names.here(*alert.by),)
             ],
         })  # fmt: skip
+    for shape, silent in reversed(quiet.items()):
+        series = _only(names.recorded(shape, names.here()), " ".join(asked[alert.name] for alert, _ in silent))
+        title = f"{shape}: {about(shape)}"
+        tests.insert(0, {"name": title, "every_s": silent[0][1].every_s, "series": series, "silent": silent})
     return render("rules_test.yml", tests=tests, every_s=every_s)
 
 

@@ -21,8 +21,6 @@ def load_data(name: str) -> Any:
 
 
 GUARD_JOB = "plimsoll-guard"
-ENGINE_LABELS = ("job", "instance", "engine", "model_name")
-"""What tells one engine from another: `engine` is the rank under data parallelism."""
 
 # The engine, the second engine and the guard of the test cases.
 INSTANCE, OTHER_INSTANCE, GUARD_INSTANCE = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.9:9790"
@@ -30,7 +28,12 @@ MODEL = "a-model"
 GUARD_AT = {"job": GUARD_JOB, "instance": GUARD_INSTANCE}
 _OWN = {"engine": "0", "model_name": MODEL, "worker": "0", "reason": "draining"}
 _PLAIN: Mapping[str, tuple[str, Sequence[str]]] = load_data("other_metrics")  # on the page, and not vLLM's own
-_BY_ENGINE = {"age": "plimsoll_guard_look_age_seconds", "held": "plimsoll_guard_needs_a_person"}
+# Guard's own metrics, each with its further labels.
+_GUARDS = {
+    "up": "up", "trouble": "plimsoll_guard_trouble what", "age": "plimsoll_guard_look_age_seconds engine",
+    "held": "plimsoll_guard_needs_a_person engine", "armed": "plimsoll_armed engine feature",
+    "condition": "plimsoll_guard_condition engine condition",
+}  # fmt: skip
 _VLLM = {"steps": "step_tokens", "awake": "sleep_state", "weights_offloaded": "sleep_state"}
 
 
@@ -129,22 +132,14 @@ def guard_page(at: str = "", **values: str) -> dict[str, str]:
 
     `at` is another job.
     """
-    job = at or GUARD_JOB
     series: dict[str, str] = {}
     for metric, text in values.items():
-        first, _, second = metric.partition("_")
-        where = {"job": job, "instance": GUARD_INSTANCE}
-        if metric == "up":
-            series[select("up", **where)] = text
-        elif metric == "trouble":
-            series[select("plimsoll_guard_trouble", **where, what="webhook")] = text
-        elif first == "armed":
-            engine, _, feature = second.partition("_")
-            series[select("plimsoll_armed", **where, engine=engine, feature=feature)] = text
-        elif first in _BY_ENGINE:
-            series[select(_BY_ENGINE[first], **where, engine=second)] = text
-        else:
-            series[select("plimsoll_guard_condition", **where, engine=first, condition=second)] = text
+        kind, *rest = metric.split("_")
+        if kind not in _GUARDS:
+            kind, rest = "condition", [kind, *rest]
+        name, *labels = _GUARDS[kind].split()
+        where = {"job": at or GUARD_JOB, "instance": GUARD_INSTANCE}
+        series[select(name, **where, **dict(zip(labels, rest or ["webhook"], strict=False)))] = text
     return series
 
 

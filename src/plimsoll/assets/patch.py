@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -22,14 +23,16 @@ from plimsoll.errors import BadInput, Found
 from plimsoll.guard.adapters.cluster import OBJECT_NAME
 from plimsoll.launch.command_line import EntryPoint, Launch, engine_meant, find_in_container, version_in_image
 from plimsoll.launch.manifests import LLM_SERVICE, LLM_SERVICE_ARGUMENTS, ManifestStart, Tree, container_of
-from plimsoll.net.client import table
+from plimsoll.net.client import table, tables
 from plimsoll.redaction import redact_words
 from plimsoll.vllm.versions import Behaviour, Engine
 
 TEMPLATED = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod")  # kinds whose lists Kubernetes merges by name
 ROLLED = ("Deployment", "StatefulSet", "DaemonSet")  # kinds that `kubectl rollout undo` knows
-GROUPED, PROBE_FLAG = "LeaderWorkerSet", "--worker-extension-cls"
+PROBE_FLAG = "--worker-extension-cls"
+GROUPED = {"leaderWorkerTemplate", "headGroupSpec"}  # fields under which pods of other templates may work for the server
 MERGED_BY = {"containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
+DEPLOYMENT_MODE = "serving.kserve.io/deploymentMode"
 INSIDE = "plimsoll-inside"  # the init container, and the volume that it fills
 MOUNT, TOKENS = "/plimsoll", "/run/plimsoll"
 START_S = 1800  # the weights are not known here: half an hour, after which a start that hangs is ended
@@ -128,8 +131,7 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
     patch = ContainerPatch(start, engine)
     if start.path[-1] != "model" and not isinstance(start.body.get("name"), str):
         return patch.refused("it has no name, by which Kubernetes would merge a patch")
-    there = start.pod.get("initContainers")
-    if isinstance(there, list) and any(isinstance(each, dict) and each.get("name") == INSIDE for each in there):
+    if any(each.get("name") == INSIDE for each in tables(start.pod.get("initContainers"))):
         return patch.refused("it has plimsoll.inside already")
     if not Behaviour.WORKER_EXTENSIONS.is_in(engine.release):
         return patch.refused(f"plimsoll.inside is for vLLM {Behaviour.WORKER_EXTENSIONS.since} and newer")
@@ -138,10 +140,13 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
         return patch.refused(f"no gate in this server: {why}")
     added, changed = fitted.added, fitted.changed
     backends = ("--distributed-executor-backend", "--data-parallel-backend")
-    if start.kind == GROUPED or any(_value_of(start.launch, flag) == "ray" for flag in backends):
+    if GROUPED & set(start.path) or any(_value_of(start.launch, flag) == "ray" for flag in backends):
         # Every worker imports the probe, and those in other pods would find none.
         added, changed = tuple(word for at, word in enumerate(added) if PROBE_FLAG not in (word, added[at - 1])), ()
         patch.left.append(f"{PROBE_FLAG}: workers in other pods have no wheel")
+    mounts = [str(each.get("mountPath")).rstrip("/") for each in tables(start.body.get("volumeMounts"))]
+    if taken := [path for path in mounts if path in (MOUNT, TOKENS)]:
+        return patch.refused(f"something else is mounted at {taken[0]}")
     variables = _variables(start.body)
     if "PYTHONPATH" in variables and variables["PYTHONPATH"] is None:
         return patch.refused(f"PYTHONPATH comes from another object; put {INSIDE_WHEEL} in front of it there")
@@ -167,19 +172,17 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
 def _maker(owner: dict[str, Tree]) -> str:
     """The object that a controller makes this one from, where it says so."""
     metadata = table(owner.get("metadata"))
-    makers = metadata.get("ownerReferences")
-    for maker in makers if isinstance(makers, list) else ():
-        if isinstance(maker, dict):
-            return f"{maker.get('kind')} {maker.get('name')}"
+    for maker in tables(metadata.get("ownerReferences")):
+        return f"{maker.get('kind')} {maker.get('name')}"
     service = table(metadata.get("labels")).get("serving.kserve.io/inferenceservice")
     return f"InferenceService {service}" if service and owner.get("kind") in TEMPLATED else ""
 
 
 def _variables(body: dict[str, Tree]) -> dict[str, str | None]:
     """The variables of a container; None for one whose value stands elsewhere."""
-    listed = body.get("env")
-    pairs = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-    return {str(each.get("name")): None if "valueFrom" in each else str(each.get("value") or "") for each in pairs}
+    return {
+        str(each.get("name")): None if "valueFrom" in each else str(each.get("value") or "") for each in tables(body.get("env"))
+    }
 
 
 def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
@@ -195,6 +198,8 @@ def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
     all_words = [*command, *given]
     is_shell = bool(all_words) and re.search(r"(?:^|/)(?:ba|da|a|z|k)?sh$", all_words[0])
     at = next((n for n, word in enumerate(all_words[:-1], 1) if is_shell and re.fullmatch(r"-[a-zA-Z]*c", word)), 0)
+    while 0 < at < len(all_words) - 1 and all_words[at].startswith("-"):  # the shell's further options: `bash -lc -- SCRIPT`
+        at += 1
     if not at:  # no shell is asked
         patch.body["args"], patch.holds_secret = [*given, *words], _is_secret(given)
         patch.added.append(" ".join(words))
@@ -243,13 +248,19 @@ def _add_wheel(patch: ContainerPatch, image: str, variables: dict[str, str | Non
     own = variables.get("PYTHONPATH") or ""
     if INSIDE_WHEEL not in own.split(":"):
         patch.set("PYTHONPATH", INSIDE_WHEEL + (f":{own}" if own else ""))
+    # As much as it asks for and no more, or the pod would lose its QoS class Guaranteed and with it the cores of its own.
+    resources = {"cpu": "500m", "memory": "256Mi"}
+    security = {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    # The user is the image's own or the pod's: OpenShift refuses one that is not of the namespace's range.
+    if table(patch.start.pod.get("securityContext")).get("runAsUser") != "0":
+        security["runAsNonRoot"] = True
     patch.pod["initContainers"] = [{
         "name": INSIDE, "image": image, "command": ["plimsoll", "inside", "wheel", INSIDE_WHEEL],
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": 65532,
-            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "resources": {"requests": resources, "limits": resources},
+        "securityContext": security,
         "volumeMounts": [{"name": INSIDE, "mountPath": MOUNT}],
     }]  # fmt: skip
     patch.pod["volumes"] = [{"name": INSIDE, "emptyDir": {}}]
@@ -267,11 +278,16 @@ def _add_wheel(patch: ContainerPatch, image: str, variables: dict[str, str | Non
 def _add_probes(patch: ContainerPatch) -> None:
     """Readiness by the gate, a start with patience, a drain before SIGTERM and the time that all of it takes."""
     launch, body, pod = patch.start.launch, patch.start.body, patch.start.pod
+    may_be_knative = _may_be_knative(patch)
     if any(word.startswith("--ssl-") for word in launch.arguments) or patch.start.kind == LLM_SERVICE:
         patch.left.append("probes and preStop: the server speaks TLS; a readiness probe is /plimsoll/ready with scheme HTTPS")
         return
-    is_runtimes = patch.start.path[-1] == "model"  # KServe's runtime may name another port
-    typed = _value_of(launch, "--port") or ("" if is_runtimes else "8000")
+    # KServe's runtime, a file or words that come from elsewhere may name another port.
+    is_elsewhere = patch.start.path[-1] == "model" or _value_of(launch, "--config") is not None
+    is_elsewhere = is_elsewhere or any(
+        word.startswith("$") and not before.startswith("-") for before, word in pairwise(launch.arguments)
+    )
+    typed = _value_of(launch, "--port") or ("" if is_elsewhere else "8000")
     wished = _value_of(launch, SHUTDOWN) or ""
     if not typed.isdecimal() or not 0 < int(typed) < 65536:
         why = "its port is not known here; readiness is /plimsoll/ready, and preStop is in docs/inside.md"
@@ -279,6 +295,9 @@ def _add_probes(patch: ContainerPatch) -> None:
         return
     port, timers = int(typed), timers_of(int(wished) if wished.isdecimal() and len(wished) < 6 else None)
     patch.body |= _probes(patch, body, port)
+    if may_be_knative:
+        patch.left.append("preStop and terminationGracePeriodSeconds: Knative refuses both")
+        return
     has_flag = SHUTDOWN in " ".join(launch.arguments)
     leaving_s = timers.drain_s if has_flag else timers.shutdown_s
     if table(body.get("lifecycle")).get("preStop"):
@@ -295,6 +314,18 @@ def _add_probes(patch: ContainerPatch) -> None:
         patch.added.append(f"terminationGracePeriodSeconds {timers.grace_s} (was {grace})")
     else:
         patch.left.append(f"terminationGracePeriodSeconds: {grace} s are enough")
+
+
+def _may_be_knative(patch: ContainerPatch) -> bool:
+    """Whether KServe may hand the pod to Knative; what that means is noted."""
+    start = patch.start
+    mode = table(table(start.owner.get("metadata")).get("annotations")).get(DEPLOYMENT_MODE)
+    if start.kind != "InferenceService" or mode in ("RawDeployment", "Standard"):
+        return False
+    says = "Knative takes the init container only with its feature kubernetes.podspec-init-containers"
+    without = f"; without Knative annotate {DEPLOYMENT_MODE}: Standard (RawDeployment in older KServe) first"
+    patch.notes.append(says + ("" if mode else without))
+    return True
 
 
 def _probes(patch: ContainerPatch, body: dict[str, Tree], port: int) -> dict[str, Any]:
@@ -376,7 +407,7 @@ def _operations(path: str, there: Tree, value: Any, by: str, done: set[str]) -> 
         return [{"op": "add", "path": f"{path}/-", "value": word} for word in value[len(there) :]]
     if not isinstance(value, list) or not by:
         return [{"op": "add", "path": path, "value": value}]
-    known = [str(each.get(by)) for each in there if isinstance(each, dict)] if isinstance(there, list) else []
+    known = [str(each.get(by)) for each in tables(there)]
     operations: list[dict[str, Any]] = []
     if not known and path not in done:
         operations.append({"op": "add", "path": path, "value": []})

@@ -26,7 +26,7 @@ from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.cluster import KUBECONFIG, kubeconfig_access
 from plimsoll.guard.config import GuardConfig, is_loopback, listen_of, read_guard_config
 from plimsoll.guard.config_fields import SHORTEST_TOKEN
-from plimsoll.guard.config_reader import USUAL_CANARY_S, is_open_to_all, open_to_all, read_token, seconds_in
+from plimsoll.guard.config_reader import USUAL_CANARY_S, open_secret, read_token, seconds_in
 from plimsoll.guard.daemon.run import GuardOptions, OwnEngine, own_engine, watch
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
 from plimsoll.guard.judge.policy import Policy, PolicyError, read_policy
@@ -116,8 +116,8 @@ def _with_api(config: GuardConfig, options: GuardCommandOptions, environ: Mappin
     api = config.api
     if options.token_file is not None:
         api = replace(api, token=FileToken(options.token_file, read_token))
-        if is_open_to_all(options.token_file):
-            config = replace(config, warnings=tuple(dict.fromkeys((*config.warnings, open_to_all(options.token_file)))))
+        if warning := open_secret(options.token_file):
+            config = replace(config, warnings=tuple(dict.fromkeys((*config.warnings, warning))))
     elif api.token is None and environ.get("PLIMSOLL_GUARD_TOKEN"):
         api = replace(api, token=environ["PLIMSOLL_GUARD_TOKEN"])
         if not re.fullmatch(rf"[\x21-\x7e]{{{SHORTEST_TOKEN},4096}}", environ["PLIMSOLL_GUARD_TOKEN"]):

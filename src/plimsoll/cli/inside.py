@@ -27,7 +27,7 @@ from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput
 from plimsoll.inside.survive.support import proven_lines
 from plimsoll.launch import installed_vllm
-from plimsoll.launch.command_line import Launch, config_of, engine_meant, launches_named, version_in_image
+from plimsoll.launch.command_line import EntryPoint, Launch, config_of, engine_meant, launches_named, version_in_image
 from plimsoll.launch.inside_command import GATE, PLUGIN_NAME, PROBE, PROBE_PLUGIN_NAME, InsideLaunch, Plugins, fit, with_remarks
 from plimsoll.launch.installed_vllm import InstalledVllm
 from plimsoll.launch.options import Words, first_given, meant, option, pid_of, switch
@@ -93,7 +93,8 @@ def _release(options: InsideOptions, launch: Launch | None) -> str:
         if options.vllm is not None:
             raise BadInput("--vllm names a release and --python or --vllm-dir a place; give one")
         return ""
-    if options.vllm is not None or (launch is not None and launch.image is not None):
+    is_elsewhere = launch is not None and (launch.image is not None or launch.entry is EntryPoint.IMAGE)
+    if options.vllm is not None or is_elsewhere:
         return engine_meant(launch, options.vllm).release if launch is not None else engine_named(options.vllm).release
     return ""
 

@@ -92,16 +92,14 @@ def _field(kind: str, text: str, default: Any = None, *, key: str = "", **more: 
 other = _field
 path = functools.partial(_field, "path")  # a file or folder, relative to the configuration's own folder
 url = functools.partial(_field, "url")  # an address: http://HOST:PORT
+canary = functools.partial(_field, "canary", low=5.0, high=60.0)  # how often one is sent: a time, or true for every 30 s
+switch = functools.partial(_field, "switch", default=False)  # true or false; false unless set
+command = functools.partial(_field, "words", default=())  # a program and its arguments as a list: no shell takes a line apart
 
 
 def duration(default: float | None, low: float, high: float, text: str, **more: Any) -> Any:
     """A time: seconds, or "30s", "5m", "2h", "1d"."""
     return _field("time", text, default, low=low, high=high, **more)
-
-
-def canary(text: str) -> Any:
-    """How often a canary request is sent: a time, or true for every 30 s."""
-    return _field("canary", text, low=5.0, high=60.0)
 
 
 def count(default: int | None, low: int, high: int, text: str) -> Any:
@@ -112,11 +110,6 @@ def count(default: int | None, low: int, high: int, text: str) -> Any:
 def share(default: float, low: float, high: float, text: str) -> Any:
     """A share: 0.8, or "80%"."""
     return _field("share", text, default, low=low, high=high)
-
-
-def switch(text: str, *, key: str = "") -> Any:
-    """True or false; false unless set."""
-    return _field("switch", text, default=False, key=key)
 
 
 def word(default: Any, text: str, **more: Any) -> Any:
@@ -137,11 +130,6 @@ def words(default: tuple[str, ...], text: str, **more: Any) -> Any:
 def secret(text: str, *, shortest: int = SHORTEST_TOKEN) -> Any:
     """One word in a file of its own, which is named here; it is never printed."""
     return _field("secret", text, low=shortest)
-
-
-def command(text: str, default: tuple[str, ...] = (), **more: Any) -> Any:
-    """A program and its arguments, as a list: no shell takes a line apart."""
-    return _field("words", text, default, **more)
 
 
 def table(text: str, *classes: type[ConfigTable], default: Any = None, is_list: bool = False, key: str = "") -> Any:

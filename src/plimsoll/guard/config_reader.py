@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import json
@@ -28,64 +29,41 @@ USUAL_CANARY_S = 30.0
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 KeyPath = tuple[str | int, ...]
-_KEY = r"(?:[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*')"
-_DOTTED = rf"{_KEY}(?:[ \t]*\.[ \t]*{_KEY})*"
-_HEADER = re.compile(rf"[ \t]*(\[\[?)[ \t]*({_DOTTED})[ \t]*\]\]?[ \t]*(?:#.*)?$")
-_PAIR = re.compile(rf"[ \t]*({_DOTTED})[ \t]*=")
-_LONGEST_LINE = 4_096
 
 
 class KeyLines:
     """The line of every table and key of a TOML text: tomllib reads the values and forgets the places."""
 
     def __init__(self, text: str) -> None:
-        self._lines: dict[KeyPath, int] = {(): 1}
-        self._counts: dict[KeyPath, int] = {}
-        table: KeyPath = ()
-        closes = ""  # the quotes that end the text of several lines that we are in
-        for number, line in enumerate(text.split("\n"), 1):
-            if closes:
-                closes = "" if closes in line else closes
-                continue
-            short = line[:_LONGEST_LINE].rstrip("\r")
-            if (header := _HEADER.match(short)) is not None:
-                table = self._opened(header[1] == "[[", _parts(header[2]), number)
-            elif (pair := _PAIR.match(short)) is not None:
-                self._note((*table, *_parts(pair[1])), number)
-                closes = next((quotes for quotes in ('"""', "'''") if line[pair.end() :].count(quotes) % 2), "")
+        self._lines = text.split("\n")
 
     def of(self, *path: str | int) -> int:
-        """The line of a table or key, else that of the nearest table around it."""
-        place: KeyPath = path
-        while place not in self._lines:
-            place = place[:-1]
-        return self._lines[place]
+        """The line on which a table or key begins, else that of the nearest table around it."""
+        before, until = 0, len(self._lines)  # it is not in the first so many lines, and is in the first so many
+        while path and not _is_in(self._whole_until(until)[1], path):
+            path = path[:-1]
+        while path and until - before > 1:
+            middle = (before + until) // 2
+            before, until = (before, middle) if _is_in(self._whole_until(middle)[1], path) else (middle, until)
+        return self._whole_until(until - 1)[0] + 1 if path else 1
 
-    def _opened(self, is_list: bool, parts: tuple[str, ...], number: int) -> KeyPath:  # noqa: FBT001
-        """The path of the table that begins here; a table inside a list belongs to the last one of it."""
-        table: KeyPath = ()
-        for part in parts[:-1]:
-            table = self._into((*table, part))
-        last: KeyPath = (*table, parts[-1])
-        if is_list:
-            self._counts[last] = self._counts.get(last, -1) + 1
-            self._note(last, number)
-            last = (*last, self._counts[last])
-        else:
-            last = self._into(last)
-        self._note(last, number)
-        return last
-
-    def _into(self, path: KeyPath) -> KeyPath:
-        return (*path, self._counts[path]) if path in self._counts else path
-
-    def _note(self, path: KeyPath, number: int) -> None:
-        for length in range(1, len(path) + 1):
-            self._lines.setdefault(path[:length], number)
+    def _whole_until(self, count: int) -> tuple[int, Mapping[str, Any]]:
+        """The first lines, at most so many, that are TOML by themselves; a text of several lines is not cut."""
+        while count > 0:
+            try:
+                return count, tomllib.loads("\n".join(self._lines[:count]))
+            except (ValueError, RecursionError):
+                count -= 1
+        return 0, {}
 
 
-def _parts(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
+def _is_in(tree: Any, path: KeyPath) -> bool:
+    for part in path:
+        try:
+            tree = tree[part]
+        except (LookupError, TypeError):
+            return False
+    return True
 
 
 T = TypeVar("T", bound=ConfigTable)
@@ -218,7 +196,7 @@ class ConfigReader:
                     return self._path(key, text)
                 case "secret":
                     path = self._path(key, text)
-                    self.warnings |= {open_to_all(path): None} if is_open_to_all(path) else {}
+                    self.warnings |= {warning: None} if (warning := open_secret(path)) else {}
                     return FileToken(path, functools.partial(read_token, shortest=int(key.low)))
                 case "plan":
                     return _planned_tokens(self._folder / text)
@@ -335,16 +313,12 @@ def read_token(path: str, shortest: int = SHORTEST_TOKEN) -> str:
     return token.decode("ascii")
 
 
-def is_open_to_all(path: str) -> bool:
-    """Whether every user of this machine can read it."""
-    try:
-        return bool(Path(path).stat().st_mode & stat.S_IROTH)
-    except OSError:
-        return False
-
-
-def open_to_all(path: str) -> str:
-    return f"{path} is a secret that every user of this machine can read; chmod 600, or systemd's LoadCredential="
+def open_secret(path: str) -> str:
+    """The warning about a secret that every user of this machine can read; "" where they cannot."""
+    with contextlib.suppress(OSError):
+        if Path(path).stat().st_mode & stat.S_IROTH:
+            return f"{path} is a secret that every user of this machine can read; chmod 600, or systemd's LoadCredential="
+    return ""
 
 
 def knob_values(asked: Mapping[str, str]) -> dict[str, float]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import MISSING, dataclass, replace
-from typing import Protocol, Self
+from typing import Self, get_args
 from urllib.parse import urlsplit
 
 from plimsoll.guard import config_fields as key
-from plimsoll.guard.act.ports import Balancer, Restarter
 from plimsoll.guard.adapters.command import CommandRestarterConfig
 from plimsoll.guard.adapters.docker import DockerConfig
 from plimsoll.guard.adapters.haproxy import HaproxyConfig
@@ -19,20 +18,8 @@ from plimsoll.guard.adapters.systemd import SystemdConfig
 from plimsoll.net.address import address
 
 LONGEST_NAME = 200
-BALANCERS = (HaproxyConfig, CommandBalancerConfig, WebhookBalancerConfig, ReadinessConfig)
-RESTARTERS = (SystemdConfig, CommandRestarterConfig, DockerConfig, PodConfig)
-
-
-class BalancerConfig(Protocol):
-    """One of BALANCERS."""
-
-    def build(self, engine: str) -> Balancer: ...  # the balancer of this engine; BadInput where it cannot be
-
-
-class RestarterConfig(Protocol):
-    """One of RESTARTERS."""
-
-    def build(self) -> Restarter: ...  # the restarter; BadInput where it cannot be
+BalancerConfig = HaproxyConfig | CommandBalancerConfig | WebhookBalancerConfig | ReadinessConfig
+RestarterConfig = SystemdConfig | CommandRestarterConfig | DockerConfig | PodConfig
 
 
 def instance_template(text: str) -> str:
@@ -60,9 +47,9 @@ class EngineConfig(key.ConfigTable):
         "", "engines of one group carry each other's load; those without one are a group, too", convert=str.strip
     )
     balancer: BalancerConfig | None = key.table(
-        'what sends requests to it (below); or "readiness": it asks /plimsoll/ready', *BALANCERS
+        'what sends requests to it (below); or "readiness": it asks /plimsoll/ready', *get_args(BalancerConfig)
     )
-    restart: RestarterConfig | None = key.table("how it is stopped and started (below)", *RESTARTERS)
+    restart: RestarterConfig | None = key.table("how it is stopped and started (below)", *get_args(RestarterConfig))
     log: str | None = key.path("its log: for evidence, and to see that a start goes on")
     recording: str | None = key.path("its PLIMSOLL_RECORD folder, on this machine: replayed for advice, with [promise]")
     kv_connector: bool = key.switch("it shares its KV cache with others: it is only observed")

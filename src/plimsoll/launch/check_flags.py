@@ -606,7 +606,7 @@ def value_problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
     if not row.takes_value:
         return f"it takes no value, not {argument.values[0]!r}" if argument.values else None
     for value in argument.values:
-        problem = None if value in unseen else row_problem(row, value)
+        problem = None if value in unseen or unseen.fills(value) else row_problem(row, value)
         if problem is not None:
             return problem
     return None

@@ -36,10 +36,8 @@ _MENTION = frozenset(
 )
 _WRAPPER = frozenset("builtin command env exec ionice nice nohup setsid stdbuf sudo time timeout".split())
 _WRAPPER_MAX = 200  # words in front of the start command
-_SERVER_MODULES = {
-    "vllm.entrypoints.openai.api_server": (),
-    "vllm.entrypoints.api_server": ("vllm.entrypoints.api_server is the demonstration server, not the OpenAI one",),
-}
+DEMO_SERVER = "vllm.entrypoints.api_server is the demonstration server, not the OpenAI one"
+_SERVER_MODULES = {"vllm.entrypoints.openai.api_server": (), "vllm.entrypoints.api_server": (DEMO_SERVER,)}
 _CLI_MODULES = frozenset({"vllm", "vllm.scripts", "vllm.entrypoints.cli.main"})
 _SERVER_FILE = "/vllm/entrypoints/openai/api_server.py"
 _CLI_FILE = "/vllm/entrypoints/cli/main.py"
@@ -266,7 +264,7 @@ def _script_given(words: tuple[str, ...]) -> str | None:
     """Returns the script behind `sh -c`, `bash -lc` or `bash -euo pipefail -c`; None where the shell runs a file."""
     for at, word in enumerate(words):
         if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word):
-            return words[at + 1] if at + 1 < len(words) else None
+            return next((script for script in words[at + 1 :] if not script.startswith("-")), None)  # `bash -lc -- SCRIPT`
         if not word.startswith(("-", "+")) and not (at and re.fullmatch(r"[-+][a-zA-Z]*[oO]", words[at - 1])):
             return None
     return None
@@ -473,6 +471,10 @@ class UnresolvedWords:
 
     def __contains__(self, word: object) -> bool:
         return isinstance(word, str) and any(m in word or m.replace("$", "${", 1) in word for m in self.markers)
+
+    def fills(self, word: str) -> bool:
+        """True if a pod's command fills in a part of the word, written `$(NAME)`: in a shell that would run a command."""
+        return any(f"{m.replace('$', '$(', 1)})" in word for m in self.markers)
 
     def is_whole(self, word: str) -> bool:
         """True if the word is nothing but such a variable."""

@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from plimsoll.launch.check_flags import FlagReport, check, with_config
-from plimsoll.launch.command_line import Argument, ConfigFile, EntryPoint, Launch, UnresolvedWords, read_command_line
+from plimsoll.launch.command_line import (
+    DEMO_SERVER,
+    Argument,
+    ConfigFile,
+    EntryPoint,
+    Launch,
+    UnresolvedWords,
+    read_command_line,
+)
 from plimsoll.vllm import flags
 from plimsoll.vllm.extension_points import FIRST_ENGINE, PLUGIN_LIST, RUST_FRONT_END, InsidePart, PartVerdict
 from plimsoll.vllm.versions import Engine
@@ -86,6 +94,9 @@ def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plug
     arguments = with_config(line, config, engine).arguments
     given = _CommandFlags(arguments, dict(launch.environment), engine, plugins)
     remarks = list(_remarks(given))
+    if DEMO_SERVER in launch.notes:
+        says = "the demonstration server takes no middleware"
+        remarks.append(Remark("vllm.entrypoints.api_server", says, (*_SERVER_PARTS, InsidePart.RECORDER), "no"))
     opaque = [argument.typed for argument in arguments if argument.is_opaque]
     if opaque:
         remarks.append(Remark(opaque[0], f"what it holds was not seen: look that there is no {EXTENSION_FLAG} in it"))

@@ -413,6 +413,11 @@ def table(found: object) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def tables(found: object) -> list[Mapping[str, Any]]:
+    """The objects of a list from JSON or YAML; none where it is no list."""
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
 def number(found: object, most: float = 2.0**63) -> float | None:
     """A number that a figure can be; None for anything else."""
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < most:

@@ -49,11 +49,10 @@ def test_without_a_card_the_processes_are_what_is_waited_for() -> None:
     mark = (process.pid, process.start_ticks)
     memory = DeviceMemory(nvml(None), read_processes)
     early = asyncio.run(memory.wait_back([mark], None, 0.2))
-    assert (early.is_done, early.facts["left"]) == (None, 1)
+    assert (early.is_done, early.message) == (None, "1 process(es) of the old engine still live, after 0.2 s")
     child.kill()
     late = asyncio.run(memory.wait_back([mark], None, 10.0))
-    assert late.is_done, late
-    assert late.facts == {"left": 0, "by_card": False}
+    assert (late.is_done, late.message) == (True, "the old engine's processes are gone")
     child.wait()
 
 
@@ -71,7 +70,6 @@ def test_the_card_gives_it_back_later() -> None:
     outcome = asyncio.run(memory.wait_back([(77, 1)], before, 10.0))
     assert outcome.is_done, outcome
     assert time.monotonic() - begun > 0.7
-    assert outcome.facts["free_bytes"] == 79 * GIB
 
 
 def test_memory_that_does_not_come_back_is_said() -> None:
@@ -117,4 +115,4 @@ def test_where_nobody_tells_whose_memory_it_is_it_must_have_settled(running: lis
     looks = 0
     outcome = asyncio.run(memory.wait_back([(77, 1)], [CardMemory(10 * GIB, None)], 10.0))
     assert outcome.is_done, outcome
-    assert outcome.facts["free_bytes"] == 50 * GIB
+    assert looks > 5

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plimsoll.guard.adapters.systemd import PROPERTIES, SystemdConfig, SystemdUnit, seconds
+from plimsoll.guard.adapters.systemd import PROPERTIES, SystemdConfig, SystemdUnit
 from tests.each import each
 
 UNIT = "vllm@llama.service"
 SHOW = ["--no-pager", "--no-ask-password", "show", f"--property={','.join(PROPERTIES)}", "--", UNIT]
 GOOD = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "MainPID": "4711", "KillMode": "mixed",
-        "NRestarts": "2", "TimeoutStopUSec": "1min 30s", "ControlGroup": "/system.slice/vllm.service", "Result": "success",
+        "NRestarts": "2", "ControlGroup": "/system.slice/vllm.service", "Result": "success",
         "ExecMainStatus": "0"}  # fmt: skip
 
 # Writes down its words, and acts as it was told: a state that stop and start change, or one that never does.
@@ -66,11 +66,9 @@ def test_stop_and_start(tmp_path: Path) -> None:
     stopped = asyncio.run(unit.stop(10.0))
     assert stopped.is_done, stopped
     assert stopped.facts["how"] == "term"
-    assert stopped.facts["stop_limit_s"] == 90.0
     assert asyncio.run(unit.is_running()) is False
     assert asyncio.run(unit.stop(10.0)).facts["was_running"] is False
-    started = asyncio.run(unit.start())
-    assert (started.is_done, started.facts["pid"], started.facts["restarts"]) == (True, 4712, 2)
+    assert asyncio.run(unit.start()).is_done
     assert [words for words in fake.asked() if "show" not in words] == [
         ["--no-pager", "--no-ask-password", "stop", "--", UNIT],
         ["--no-pager", "--no-ask-password", "start", "--", UNIT],
@@ -111,7 +109,6 @@ def test_what_is_not_touched(tmp_path: Path, unit: dict[str, str], says: str) ->
     for outcome in (asyncio.run(fake.unit().stop(1.0)), asyncio.run(fake.unit().start())):
         assert outcome.is_done is False
         assert says in outcome.message
-        assert outcome.facts.get("kill_mode", "") == ("" if "nothing" in says else unit["KillMode"])
     assert all("show" in words for words in fake.asked())
 
 
@@ -129,7 +126,7 @@ def test_refusals_are_passed_on(tmp_path: Path) -> None:
     outcome = asyncio.run(fake.unit().stop(1.0))
     assert outcome.is_done is False
     assert "ended with 4: Failed to stop: Interactive authentication required." in outcome.message
-    assert asyncio.run(fake.unit().start()).facts["running"] is True
+    assert asyncio.run(fake.unit().start()).message == f"{UNIT} is active already"
     fake = Fake(tmp_path, {**GOOD, "ActiveState": "failed"}, start={"then": {"Result": "start-limit-hit"}})
     outcome = asyncio.run(fake.unit().start())
     assert (outcome.is_done, outcome.facts["result"]) == (False, "start-limit-hit")
@@ -172,9 +169,3 @@ def test_its_processes(tmp_path: Path) -> None:
     for place, pids in ((GOOD["ControlGroup"], (4711, 4712, 4713)), ("/../../etc", (4711,))):
         fake = Fake(tmp_path, {**GOOD, "ControlGroup": place})
         assert asyncio.run(fake.unit(cgroups=tmp_path / "cg").pids()) == pids
-
-
-def test_spans() -> None:
-    """As systemd prints them."""
-    spans = {"1min 30s": 90.0, "2h 500ms": 7200.5, "0": 0.0, "infinity": None, "": None, "90": None}
-    assert {span: seconds(span) for span in spans} == spans

@@ -70,12 +70,10 @@ class DeviceMemory:
                 async with asyncio.timeout(max(1.0, end - time.monotonic())):
                     now = await in_thread(lambda: self.look([pid for pid, _ in old]))
             why = f"{left} process(es) of the old engine still live" if left else _why_not(before, last, now)
-            facts: dict[str, str | float | bool] = {"left": left, "by_card": now is not None}
-            facts |= {} if now is None else {"free_bytes": sum(card.free_bytes for card in now)}
             if why is None:
-                return done("what the old engine held is free again" if now else "the old engine's processes are gone", **facts)
+                return done("what the old engine held is free again" if now else "the old engine's processes are gone")
             if time.monotonic() >= end:
-                return unsure(f"{why}, after {deadline_s:g} s", **facts)
+                return unsure(f"{why}, after {deadline_s:g} s")
             last = now
             await asyncio.sleep(LOOK_EVERY_S)
 

@@ -104,7 +104,7 @@ class DockerContainer:
         if isinstance(details, Outcome):
             return details
         if table(details.get("State")).get("Running") is False:
-            return done("the container was not running", was_running=False, **_facts(details))
+            return done("the container was not running", was_running=False)
         wait_s = max(1, round(deadline_s))
         reply = await self._ask("POST", f"stop?t={wait_s}", wait_s + self.grace_s)
         if isinstance(reply, Lost) or reply.status not in (204, 304):
@@ -118,12 +118,12 @@ class DockerContainer:
             return unsure(f"it was told to stop, but whether it has is not known: {details.message}")
         facts = _facts(details)
         if table(details.get("State")).get("Running") is not False:
-            return unsure("it was told to stop, but runs still", **facts)
+            return unsure("it was told to stop, but runs still")
         was_killed = facts.get("exit_code") == KILLED
         facts |= {"how": "kill" if was_killed else "term", "was_running": True}
         if not was_killed:
             return done("the container has ended", **facts)
-        why = ": its first process is a shell, which does not pass signals on" if facts.get("may_not_pass_on") else ""
+        why = ": its first process is a shell, which does not pass signals on" if _is_deaf_shell(details) else ""
         return done(f"the container did not end within {wait_s} s and was killed{why}", **facts)
 
     async def start(self) -> Outcome:
@@ -133,7 +133,7 @@ class DockerContainer:
             return details
         state = table(details.get("State"))
         if state.get("Running") is not False or state.get("Restarting") is True:
-            return failed("the container runs already", running=True, **_facts(details))
+            return failed("the container runs already")
         reply = await self._ask("POST", "start", START_LIMIT_S)
         if isinstance(reply, Lost):
             return unsure(f"whether it was started is not known: {reply.why}")
@@ -158,21 +158,19 @@ class DockerContainer:
 
 
 def _facts(details: Mapping[str, Any]) -> dict[str, str | float | bool]:
-    state, config, host = (table(details.get(name)) for name in ("State", "Config", "HostConfig"))
-    facts: dict[str, str | float | bool] = {}
-    for name, fact, place in (("ExitCode", "exit_code", state), ("RestartCount", "restarts", details)):
-        value = place.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
-            facts[fact] = value
-    if isinstance(state.get("OOMKilled"), bool):
-        facts["oom_killed"] = state["OOMKilled"]
-    if isinstance(config.get("StopSignal"), str) and config["StopSignal"]:
-        facts["stop_signal"] = shown_line(config["StopSignal"])[:20]
-    program = details.get("Path")
-    if isinstance(program, str) and host.get("Init") is not True:
-        execs = any(re.search(r"(?:^|[\s;&])exec\s", word) for word in details.get("Args") or () if isinstance(word, str))
-        facts["may_not_pass_on"] = program.rpartition("/")[2] in _SHELLS and not execs
-    return facts
+    """How it ended."""
+    state = table(details.get("State"))
+    code = state.get("ExitCode")
+    facts: dict[str, str | float | bool] = {"exit_code": code} if isinstance(code, int) else {}
+    return facts | ({"oom_killed": state["OOMKilled"]} if isinstance(state.get("OOMKilled"), bool) else {})
+
+
+def _is_deaf_shell(details: Mapping[str, Any]) -> bool:
+    """Whether its first process is a shell that did not `exec` the server, and so passes no signal on."""
+    program, words = str(details.get("Path")), [str(word) for word in details.get("Args") or ()]
+    execs = any(re.search(r"(?:^|[\s;&])exec\s", word) for word in words)
+    has_init = table(details.get("HostConfig")).get("Init") is True
+    return program.rpartition("/")[2] in _SHELLS and not execs and not has_init
 
 
 def _pid(details: object) -> int:

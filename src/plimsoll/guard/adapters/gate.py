@@ -113,10 +113,8 @@ class GateHttpClient:
         if answer.get("is_running") is not False or not isinstance(workers, list) or not workers:
             return unsure("the gate answers, but not that the workers did it")
         returned = [number(worker.get("returned"), 2.0**50) for worker in workers if isinstance(worker, dict)]
-        facts = {"workers": len(workers), "returned_bytes": sum(value for value in returned if value is not None)}
-        took_s = number(answer.get("seconds"), 1e6)
-        return done(f"{len(workers)} worker(s) gave back {facts['returned_bytes'] / 2**20:.0f} MiB",
-                    **facts, **({} if took_s is None else {"seconds": took_s}))  # fmt: skip
+        returned_bytes = sum(value for value in returned if value is not None)
+        return done(f"{len(workers)} worker(s) gave back {returned_bytes / 2**20:.0f} MiB", workers=len(workers))
 
     async def set_knobs(self, values: Mapping[str, float], lease_s: float, epoch: int) -> Outcome:
         """Set the scheduler's knobs for a time, in place of those set before; without values the lease ends."""

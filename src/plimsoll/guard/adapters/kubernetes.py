@@ -21,7 +21,7 @@ from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.cluster import LEAVING_TAINTS, OBJECT_NAME, ClusterClient, namespace_key, reason_of
-from plimsoll.net.client import Lost, Reply, table
+from plimsoll.net.client import Lost, Reply, table, tables
 
 LOOK_EVERY_S = 1.0
 MOST_PODS = 500
@@ -90,18 +90,18 @@ def read_pod(item: Any, port: int | None = None) -> Pod:
     address, phase = status.get("podIP"), str(status.get("phase", ""))
     ports = [
         (container.get("name"), entry.get("name"), number)
-        for container in _dicts(spec.get("containers"))
-        for entry in _dicts(container.get("ports"))
+        for container in tables(spec.get("containers"))
+        for entry in tables(container.get("ports"))
         if isinstance(number := entry.get("containerPort"), int) and 0 < number < 65_536
     ]
     if port is None:
         named = [number for _, name, number in ports if name == "http"]
         port = named[0] if named else ports[0][2] if len(ports) == 1 else USUAL_PORT
-    states = _dicts(status.get("containerStatuses"))
+    states = tables(status.get("containerStatuses"))
     serving = [container for container, _, number in ports if number == port and isinstance(container, str)]
     states = [state for state in states if state.get("name") in serving] or states
     counts = [count for state in states if isinstance(count := state.get("restartCount"), int) and not isinstance(count, bool)]
-    uid, created, conditions = about.get("uid"), about.get("creationTimestamp"), _dicts(status.get("conditions"))
+    uid, created, conditions = about.get("uid"), about.get("creationTimestamp"), tables(status.get("conditions"))
     disrupted = [one for one in conditions if one.get("type") == "DisruptionTarget" and one.get("status") == "True"]
     owner = controller_of(item)
     return Pod(
@@ -125,14 +125,14 @@ def read_pod(item: Any, port: int | None = None) -> Pod:
 
 def controller_of(item: Any) -> Owner | None:
     """The owner that controls an object; None where it has none that could be named."""
-    for owner in _dicts(table(table(item).get("metadata")).get("ownerReferences")):
+    for owner in tables(table(table(item).get("metadata")).get("ownerReferences")):
         kind, name, uid = owner.get("kind"), _name(owner.get("name")), owner.get("uid")
         if owner.get("controller") is True and isinstance(kind, str) and isinstance(uid, str) and _UID.fullmatch(uid):
             return Owner(_words(kind), name, uid)
     return None
 
 
-def _ended(owner: Owner | None, spec: Mapping[str, Any], status: Mapping[str, Any], states: list[dict[str, Any]]) -> str:
+def _ended(owner: Owner | None, spec: Mapping[str, Any], status: Mapping[str, Any], states: list[Mapping[str, Any]]) -> str:
     """Only where nobody starts it again: the node may not, and there is no controller that would put another in its place."""
     if spec.get("restartPolicy") != "Never" or owner is not None:
         return ""
@@ -153,11 +153,11 @@ def _observed(labels: Mapping[str, Any], owner: Owner | None, spec: Mapping[str,
     role = next((labels[label] for label in _ROLE_LABELS if labels.get(label) in _ROLES), "")
     if role:
         return f"its role is {role}: requests live in two engines, and guard only observes those"
-    containers = _dicts(spec.get("containers"))
+    containers = tables(spec.get("containers"))
     lists = [one.get(name) for one in containers for name in ("command", "args")]
     words = [str(word) for words in lists if isinstance(words, list) for word in words]
     # KServe passes flags by a variable, and so do scripts.
-    words += [str(variable.get("value")) for one in containers for variable in _dicts(one.get("env"))]
+    words += [str(variable.get("value")) for one in containers for variable in tables(one.get("env"))]
     text = " ".join(words)[:ARGUMENTS_MAX].replace("_", "-")
     found = _SHARED.search(text)
     if found or _NODES.search(text):
@@ -202,7 +202,7 @@ def read_owner(owner: Owner, item: Mapping[str, Any]) -> OwnerStatus | None:
 def node_leaving(item: Mapping[str, Any]) -> tuple[str, bool]:
     """Why a node is about to lose its pods, and whether that cannot be waited for: it is taken back; else it is cordoned."""
     name, spec = _name(table(item.get("metadata")).get("name")), table(item.get("spec"))
-    for taint in _dicts(spec.get("taints")):
+    for taint in tables(spec.get("taints")):
         known = LEAVING_TAINTS.get(str(taint.get("key")))
         if known or taint.get("effect") == "NoExecute":
             return f"its node {name} has the taint {_words(taint.get('key'))}: {known or 'its pods are evicted'}", True
@@ -348,7 +348,7 @@ class PodEviction:
         if reply.status == 404 and reply.table().get("kind") == "Status":
             return _GONE
         if reply.status != 200:
-            return unsure(f"the cluster does not say how the pod is: {reason_of(reply)}", **_status(reply))
+            return unsure(f"the cluster does not say how the pod is: {reason_of(reply)}")
         answer = reply.table()
         pod = read_pod(answer)
         if not pod.uid or pod.name != self._pod:
@@ -383,7 +383,7 @@ class PodEviction:
         query = f"?limit={MOST_PODS}" + (f"&labelSelector={quote(self._selector, safe='')}" if self._selector else "")
         reply = await self._cluster.ask("GET", self._path("pods") + query)
         if reply.status != 200:
-            return unsure(f"the cluster does not list its pods: {reason_of(reply)}", **_status(reply))
+            return unsure(f"the cluster does not list its pods: {reason_of(reply)}")
         answer = reply.table()
         if not isinstance(answer.get("items"), list) or table(answer.get("metadata")).get("continue"):
             return unsure("the cluster lists more pods than guard reads, or none: give a selector")
@@ -411,7 +411,7 @@ class PodEviction:
                 break
             after_s = retry_after_s(reply)
             if after_s is None or time.monotonic() + after_s >= end_s:
-                causes = _dicts(table(reply.table().get("details")).get("causes"))
+                causes = tables(table(reply.table().get("details")).get("causes"))
                 is_budget = any(cause.get("reason") == "DisruptionBudget" for cause in causes)
                 why = "its disruption budget does not allow it now" if is_budget else "the cluster has too much to do"
                 return failed(f"the pod was not evicted: {why}", budget=is_budget, status=429)
@@ -463,10 +463,6 @@ def retry_after_s(reply: Reply) -> float | None:
     return min(LONGEST_RETRY_S, float(text)) if re.fullmatch(r"[0-9]{1,6}", text) else None
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
 def _count(value: Any, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else default
 
@@ -477,7 +473,3 @@ def _name(value: Any) -> str:
 
 def _words(value: Any) -> str:
     return shown_line(str(value)[: 4 * WORDS_MAX])[:WORDS_MAX] or "no reason given"
-
-
-def _status(reply: Reply | Lost) -> dict[str, int]:
-    return {"status": reply.status} if reply.status else {}

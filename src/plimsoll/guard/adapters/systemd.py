@@ -26,14 +26,10 @@ KILL_LIMIT_S = 15.0
 LOOK_EVERY_S = 0.25
 MOST_PIDS = 4096
 SAFE_KILL_MODE = "mixed"
-PROPERTIES = ("LoadState", "ActiveState", "SubState", "MainPID", "KillMode", "NRestarts", "TimeoutStopUSec", "ControlGroup",
-              "Result", "ExecMainStatus")  # fmt: skip
+PROPERTIES = (
+    "LoadState", "ActiveState", "SubState", "MainPID", "KillMode", "NRestarts", "ControlGroup", "Result", "ExecMainStatus"
+)  # fmt: skip
 _UNIT = r"[A-Za-z0-9:_.\\][A-Za-z0-9:_.\\@-]{0,240}\.service"
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)(y|month|w|d|h|min|s|ms|us)")
-_SECONDS = {"y": 31557600.0, "month": 2629800.0, "w": 604800.0, "d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3,
-            "us": 1e-6}  # fmt: skip
-_WORDS = {"ActiveState": "active_state", "SubState": "sub_state", "KillMode": "kill_mode", "Result": "result"}
-_NUMBERS = {"MainPID": "pid", "NRestarts": "restarts", "ExecMainStatus": "exit_code"}
 _OVER = ("inactive", "failed")
 
 
@@ -92,7 +88,7 @@ class SystemdUnit:
             return done("its unit has failed", **_facts(properties))
         if properties["ActiveState"] == "inactive":
             return done("somebody stopped its unit", by_hand=True, inferred=True, **_facts(properties))
-        return failed("it has not ended", **_facts(properties))
+        return failed("it has not ended")
 
     async def pids(self) -> tuple[int, ...]:
         """The main process first, then the others of its control group."""
@@ -114,14 +110,14 @@ class SystemdUnit:
         if isinstance(properties, Outcome):
             return properties
         if properties["ActiveState"] in _OVER:
-            return done(f"{self._unit} was not running", was_running=False, **_facts(properties))
+            return done(f"{self._unit} was not running", was_running=False)
         ran = await self._ask(["stop"], deadline_s)
         how = "term"
         if ran.code is None:
             how = "kill"
             await self._ask(["kill", "--signal=SIGKILL"], ASK_LIMIT_S)
         elif ran.code != 0:
-            return failed(f"systemctl stop ended with {ran.code}{ran.last_words}", **_facts(properties))
+            return failed(f"systemctl stop ended with {ran.code}{ran.last_words}")
         end = time.monotonic() + KILL_LIMIT_S
         while True:
             now = await self.show()
@@ -139,7 +135,7 @@ class SystemdUnit:
         if isinstance(properties, Outcome):
             return properties
         if properties["ActiveState"] not in _OVER and properties.get("SubState") != "auto-restart":
-            return failed(f"{self._unit} is {properties['ActiveState']} already", running=True, **_facts(properties))
+            return failed(f"{self._unit} is {properties['ActiveState']} already")
         ran = await self._ask(["start"], START_LIMIT_S)
         if ran.code not in (0, None):
             return failed(f"systemctl start ended with {ran.code}{ran.last_words}")
@@ -148,7 +144,7 @@ class SystemdUnit:
             return unsure(f"whether {self._unit} was started is not known ({ran.trouble or 'systemd does not answer'})")
         if now["ActiveState"] in _OVER:
             return failed(f"{self._unit} is {now['ActiveState']} again at once", **_facts(now))
-        return done(f"{self._unit} is {now['ActiveState']}", **_facts(now))
+        return done(f"{self._unit} is {now['ActiveState']}")
 
     async def _mixed(self) -> Mapping[str, str] | Outcome:
         """The properties of a unit that may be touched; else why it may not."""
@@ -157,10 +153,11 @@ class SystemdUnit:
             return failed(f"systemd says nothing of {self._unit}")
         state, mode = (shown_line(properties.get(name, "")) for name in ("LoadState", "KillMode"))
         if state not in ("loaded", ""):
-            return failed(f"systemd has no such unit ({state[:40]})", **_facts(properties))
+            return failed(f"systemd has no such unit ({state[:40]})")
         if mode != SAFE_KILL_MODE:
-            why = f"its KillMode is {mode[:40] or 'unknown'}: only mixed lets requests in flight end and leaves nothing behind"
-            return failed(why, **_facts(properties))
+            return failed(
+                f"its KillMode is {mode[:40] or 'unknown'}: only mixed lets requests in flight end and leaves nothing behind"
+            )
         return properties
 
     async def _ask(self, words: Sequence[str], limit_s: float, *, only_stdout: bool = False) -> CommandResult:
@@ -169,18 +166,8 @@ class SystemdUnit:
         return await run_command(argv, limit_s, small_environment(), only_stdout=only_stdout)
 
 
-def seconds(span: str) -> float | None:
-    """How long a span is that systemd prints, as "1min 30s"; None for infinity and for anything else."""
-    matches = [_SPAN.fullmatch(part) for part in span.split()]
-    if not matches or not all(matches):
-        return 0.0 if span == "0" else None
-    return sum(float(match[1]) * _SECONDS[match[2]] for match in matches if match)
-
-
 def _facts(properties: Mapping[str, str]) -> dict[str, str | float | bool]:
-    said = {name: value for name, value in properties.items() if value}
-    facts: dict[str, str | float | bool] = {_WORDS[name]: shown_line(said[name])[:40] for name in _WORDS if name in said}
-    numbers = {name: said[name] for name in _NUMBERS if said.get(name, "").isdecimal() and len(said[name]) < 12}
-    facts |= {_NUMBERS[name]: int(value) for name, value in numbers.items()}
-    limit_s = seconds(said.get("TimeoutStopUSec", ""))
-    return facts if limit_s is None else {**facts, "stop_limit_s": limit_s}
+    """How it ended."""
+    code, result = properties.get("ExecMainStatus", ""), shown_line(properties.get("Result", ""))[:40]
+    ended: dict[str, str | float | bool] = {"exit_code": int(code)} if re.fullmatch(r"[0-9]{1,3}", code) else {}
+    return ended | ({"result": result} if result else {})

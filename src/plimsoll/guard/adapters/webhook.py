@@ -12,7 +12,7 @@ import ssl
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from plimsoll.guard import config_fields as key
@@ -28,12 +28,12 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class NotifyConfig(key.ConfigTable):
-    """[notify]. `build` makes one notifier; where there are to be several, it is the place for one that hands on to each."""
+    """[notify]: who is told."""
 
     webhook: str | None = key.url("where changes are sent, as Alertmanager takes them")
     repeat_s: float = key.duration(3_600.0, 60.0, key.DAY_S, "how often what is still true is sent again")
 
-    def build(self) -> Notifier | None:
+    def build(self) -> WebhookNotifier | None:
         return None if self.webhook is None else WebhookNotifier(address(self.webhook))
 
 
@@ -46,21 +46,11 @@ class DeliveryCounts(NamedTuple):
     waiting: int = 0
 
 
-class Notifier(Protocol):
-    """One receiver. Alerts have the form of Alertmanager's API: labels, annotations, startsAt, endsAt."""
-
-    label: str  # what it is called in a sentence
-    trouble: str  # why the last try was not taken; empty when it was
-
-    @property
-    def counts(self) -> DeliveryCounts: ...  # for guard's own metrics
-    def put(self, alerts: list[Mapping[str, Any]]) -> None: ...  # never waits, never raises
-    async def run(self) -> None: ...  # for ever: send what waits
-    async def flush(self, seconds: float) -> None: ...  # at the end, for so long
-
-
 class WebhookNotifier:
-    """One receiver. Neither the login of its address nor the query is ever shown."""
+    """One receiver. Neither the login of its address nor the query is ever shown.
+
+    Alerts have the form of Alertmanager's API: labels, annotations, startsAt, endsAt.
+    """
 
     def __init__(self, where: Address, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self._server = HttpClient(where, tls=ssl.create_default_context)  # anew each time: it may be months until guard ends
@@ -76,7 +66,7 @@ class WebhookNotifier:
         return DeliveryCounts(self._sent, self._failed, self._dropped, len(self._waiting))
 
     def put(self, alerts: list[Mapping[str, Any]]) -> None:
-        """One notification; when too many wait the oldest goes: the newest says how things are."""
+        """One notification, without waiting; when too many wait the oldest goes: the newest says how things are."""
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self._dropped += 1

@@ -27,10 +27,6 @@ _TYPES: dict[str, dict[str, Any]] = {
     "false": {"const": False}, "Rung": {"enum": RUNGS},
     **{enum.__name__: {"enum": [str(one) for one in enum]} for enum in (Code, EventKind, Grade, Reach, Severity, Status, Step)},
 }  # fmt: skip
-_ERRORS = {"400": "not a question", "401": "no token", "404": "not there", "421": "a foreign Host"}
-_POST_ERRORS = {
-    "403": "a token that only reads", "411": "no length", "413": "too long", "415": "not JSON", "409": "refused, with a reason",
-}  # fmt: skip
 
 
 def _ref(name: str) -> dict[str, str]:
@@ -58,12 +54,12 @@ def _answer(says: str, schema: dict[str, Any], content: str = "application/json"
     return {"description": says, "content": {content: {"schema": schema}}}
 
 
-def _operation(path: str, row: dict[str, Any]) -> dict[str, Any]:
+def _operation(path: str, row: dict[str, Any], errors: dict[str, str]) -> dict[str, Any]:
     """What may be asked at a path, and every answer that may come."""
     content = row.get("content", "application/json")
     whole = _TYPES["object" if content == "application/json" else "text"]
     answers = {"200": _answer(row["says"], _ref(row["answers"]) if "answers" in row else whole, content)}
-    answers |= {status: _answer(says, _ref("Error")) for status, says in _ERRORS.items()}
+    answers |= {status: _answer(says, _ref("Error")) for status, says in errors.items()}
     if path == "/healthz":
         answers["503"] = _answer("it does not", _ref("Health"))
     elif path.startswith("/v1/"):
@@ -81,12 +77,11 @@ def _operation(path: str, row: dict[str, Any]) -> dict[str, Any]:
 def document(version: str) -> dict[str, Any]:
     """The whole document, OpenAPI 3.1."""
     tables = yaml.safe_load((files("plimsoll.guard.api") / "openapi.yaml").read_text(encoding="utf-8"))
-    paths = {path: {"get": _operation(path, row)} for path, row in tables["get"].items()}
+    errors = tables["errors"]["any"]
+    paths = {path: {"get": _operation(path, row, errors)} for path, row in tables["get"].items()}
     for path, row in tables["post"].items():
-        post = _operation(path, {"answers": "Accepted", **row})
-        post["responses"] |= {
-            status: _answer(says, _ref("Refused" if status == "409" else "Error")) for status, says in _POST_ERRORS.items()
-        }
+        post = _operation(path, {"answers": "Accepted", **row}, errors | tables["errors"]["post"])
+        post["responses"]["409"] = _answer("refused, with a reason", _ref("Refused"))
         taken = {"schema": _ref(row.get("takes", "Nothing"))}
         paths[path] = {"post": {**post, "requestBody": {"required": False, "content": {"application/json": taken}}}}
     optional: dict[str, dict[str, Any]] = {
@@ -97,12 +92,7 @@ def document(version: str) -> dict[str, Any]:
     schemas = {name: _type(properties) for name, properties in tables["schemas"].items()}
     for name, properties in optional.items():
         schemas[name] = {"type": "object", "additionalProperties": False} | ({"properties": properties} if properties else {})
-    about = {
-        "title": "plimsoll guard",
-        "version": version,
-        "description": "What guard sees, how it judges it, and what it does.",
-    }
     return {
-        "openapi": "3.1.0", "info": about, "security": [{"token": []}], "paths": paths,
+        "openapi": "3.1.0", "info": {"version": version, **tables["info"]}, "security": [{"token": []}], "paths": paths,
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}, "schemas": schemas},
     }  # fmt: skip

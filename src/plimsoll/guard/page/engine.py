@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.resources import files
 from typing import Any, NamedTuple
+
+import yaml
 
 from plimsoll.doctor.rules.contained import last_words
 from plimsoll.guard.act.steps import ActionRun
@@ -26,6 +29,7 @@ from plimsoll.render.guard import (
 from plimsoll.render.journal import entry_sentence
 from plimsoll.unknown import Reading, Unknown
 
+_TABLES = yaml.safe_load(files("plimsoll.guard.page").joinpath("figures.yaml").read_text(encoding="utf-8"))
 LONGEST = 300
 DEEPEST = 6
 MOST_ITEMS = 200
@@ -197,11 +201,6 @@ OFF = "a step that runs out of memory ends the engine"
 ARMED = "armed: requests of a step that runs out of memory are recomputed in smaller steps"
 STORM = "storm: steps run out of memory again and again; drain and restart this engine"
 LIMPS = "limping: far slower than before its steps ran out of memory"
-_FIGURES = (
-    ("contained", "contained failures", "count"), ("aborted", "requests aborted", "count"),
-    ("recomputed_tokens", "recomputed tokens", "count"), ("stalled_s", "streams stalled", "seconds"),
-    ("tokens_now", "most tokens in a step", "count"), ("tokens_start", "at its start", "count"),
-)  # fmt: skip
 
 
 def survival_of(look: Look | None) -> dict[str, Any]:
@@ -209,11 +208,8 @@ def survival_of(look: Look | None) -> dict[str, Any]:
     found = None if look is None or look.gate is None else look.gate.survival
     if look is None or found is None:
         return {"says": TOO_OLD if look is not None and look.gate is not None else NO_SURVIVAL, "figures": [], "last": None}
-    figures = [
-        {"name": name, "says": says, "unit": unit, "value": value, "why": "" if value is not None else "unknown"}
-        for name, says, unit in _FIGURES
-        for value in (getattr(found, name),)
-    ]
+    values = [(figure, getattr(found, figure["name"])) for figure in _TABLES["survival"]]
+    figures = [{**figure, "value": value, "why": "" if value is not None else "unknown"} for figure, value in values]
     off = f"{'off' if found.armed is None else 'not armed'}, {OFF}: {found.why or 'no reason given'}"
     says = STORM if found.storm else LIMPS if found.limping else ARMED if found.armed else off
     last = None
@@ -223,7 +219,7 @@ def survival_of(look: Look | None) -> dict[str, Any]:
     return {"says": shown(says), "figures": figures if found.armed or found.contained else [], "last": last}
 
 
-RUNGS = ("advice", "shed", "compact", "restart")
+RUNGS = tuple(_TABLES["rungs"])
 SAYS = {
     Reach.REFUSED: "connection refused", Reach.SILENT: "unreachable", Reach.NONSENSE: "invalid answer",
 }  # fmt: skip
@@ -283,12 +279,7 @@ def _rounded(reading: Reading, digits: int) -> float | int | None:
     return round(reading, digits) if digits else round(reading)
 
 
-RUNG_DOES = {
-    "advice": "says what to change", "shed": "refuses new requests that would wait too long",
-    "compact": "returns unused torch memory to the device", "restart": "drains, stops and starts it",
-}  # fmt: skip
 MOST_CHANGES = 60
-NO_GATE = "unknown: comes from the gate (docs/inside.md)"
 NO_BLOCKS = "unknown: the engine does not report the size of its cache"
 
 
@@ -322,20 +313,13 @@ def sections(facts: EngineState, clock: Clock) -> dict[str, Any]:
 
 def _figures(facts: EngineState) -> list[dict[str, Any]]:
     """Every figure with its name, and why it is unknown if it is."""
-    names = (
-        ("kv_cache_usage", "KV cache used", "share", ""), ("waiting", "waiting", "count", ""),
-        ("running", "running", "count", ""),
-        ("in_flight", "in flight at the gate", "count", NO_GATE), ("expected_wait", "a new request would wait", "seconds", ""),
-        ("twice", "recompute share, at most", "share", ""),
-        ("first_token", "time to first token, mean of the last minute", "seconds", ""),
-        ("per_token", "time per token, mean of the last minute", "seconds", ""),
-        ("tokens_rate", "generated tokens a second", "count", ""), ("gpu_use", "GPU use", "share", ""),
-    )  # fmt: skip
     figures = []
-    for name, says, unit, usual in names:
-        reading = facts.reading(name)
-        value, why = (None, usual or f"unknown: {reading.reason}") if isinstance(reading, Unknown) else (_short(reading), "")
-        figures.append({"name": name, "says": says, "unit": unit, "value": value, "why": shown(why)})
+    for figure in _TABLES["engine"]:
+        reading, about = facts.reading(figure["name"]), {name: figure[name] for name in ("name", "says", "unit")}
+        if isinstance(reading, Unknown):
+            figures.append({**about, "value": None, "why": shown(figure.get("unknown", f"unknown: {reading.reason}"))})
+        else:
+            figures.append({**about, "value": _short(reading), "why": ""})
     return figures
 
 
@@ -361,7 +345,7 @@ def ladder(facts: EngineState) -> dict[str, Any]:
         is_off = name != "advice" and (not guarding.is_acting or guarding.is_paused or name in guarding.rungs_off)
         mine = run if run is not None and run.grade == name else None
         rungs.append({
-            "rung": name, "does": RUNG_DOES[name], "because": [shown(one) for one in because],
+            "rung": name, "does": _TABLES["rungs"][name], "because": [shown(one) for one in because],
             "here": name == called, "off": is_off, "doing": None if mine is None else str(mine.step or ""),
             "undoing": mine is not None and mine.is_undoing,
         })  # fmt: skip
