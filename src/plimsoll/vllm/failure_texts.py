@@ -20,7 +20,7 @@ class Role(StrEnum):
 
 
 # Who reports an end, as an error that sticks to the card is one; all others may go on after a complaint, except with these.
-_ENDERS = frozenset("kernel nvml shell slurm argparse ray rocm nvcc script systemd terminal hccl".split())
+_ENDERS = frozenset("kernel nvml shell slurm argparse ray rocm nvcc script systemd terminal hccl uvicorn".split())
 _ENDS = frozenset(
     "kv-negative no-gpu-blocks broadcast-wait broadcast-wait-old sampler-warmup weights-too-large nccl-watchdog "
     "client-socket heap-corrupted heap-corrupted-words segfault-caught fatal-python bad-alloc".split()
@@ -49,6 +49,7 @@ PLACES = tuple(
     (tuple(row["files"].split()), tuple(row.get("exceptions", "").split()), Code(row["code"])) for row in _TRACEBACKS["places"]
 )
 PLACED = tuple(_TRACEBACKS["records"])
+ENDERS = frozenset(_TRACEBACKS["enders"].split())
 CONSEQUENCES, CONSEQUENCE_WORDS = frozenset(_TRACEBACKS["consequences"].split()), tuple(_TRACEBACKS["consequence_words"])
 
 

@@ -336,9 +336,9 @@ def detect_format(sample: Iterable[str]) -> LineFormat:
     # The width at which longer lines were broken: no line is longer, and many are exactly as long.
     longest, width = max(map(len, lines)), 0
     pairs = [(line, after) for line, after in pairwise(lines) if len(line) == longest]
-    if 60 <= longest < 400 and len(pairs) >= max(5, 0.08 * len(lines)) and sum(map(is_prefixed, lines)) >= 3:
+    if 60 <= longest < 400 and len(pairs) >= max(3, 0.08 * len(lines)) and sum(map(is_prefixed, lines)) >= 3:
         rests = sum(1 for line, after in pairs if not is_prefixed(after) and after[:8] != line[:8])
-        width = longest if rests >= 0.8 * len(pairs) else 0
+        width = longest if rests >= (0.8 if len(pairs) >= 5 else 1) * len(pairs) else 0
     # Which field holds the words, in what Google's and Amazon's consoles and commands write with indentation.
     field, begins = "", [line.strip().partition(": ")[0] for line in lines if lines[0].strip() in ("[", "{")]
     if begins.count('"textPayload"') >= _FEWEST_RECORDS:
@@ -353,26 +353,36 @@ _NO_YEAR = 1972  # a leap year, for 29 February
 
 
 class StampClock:
-    """Reads stamps in the order of the file; a stamp without a year belongs to the year of those before it."""
+    """Reads stamps in the order of the file; a stamp without a year belongs to the year of those before it.
+
+    Where stamps without one came first, those with one are put beside them: another program's line does not move the clock.
+    """
 
     def __init__(self) -> None:
         self._last = _NO_YEAR, 0  # year and month
+        self._has_bare = False  # whether a stamp without a year was seen
+        self._years: int | None = None  # from the years of the others to those
 
     def seconds(self, stamp: str) -> float | None:
         """Of "11-15 08:00:00", "2025-11-15T08:00:00.123Z", "2025-11-15 08:00:00,123" or "Nov 15 08:00:00"."""
         try:
             if stamp[:1].isalpha():
                 stamp = f"{_MONTHS[stamp[:3]]:02}-{int(stamp[4:6]):02} {stamp[7:]}"
-            if stamp[4:5] != "-":
+            if is_bare := stamp[4:5] != "-":
                 year, month = self._last
                 is_next = month - int(stamp[:2]) >= 6  # December, then January
                 stamp = f"{year + is_next}-{stamp}"
             moment = datetime.fromisoformat(stamp)
+            if self._has_bare and not is_bare:
+                self._years = self._last[0] - moment.year if self._years is None else self._years
+                moment = moment.replace(year=moment.year + self._years)
         except (ValueError, KeyError):
             return None
         if not 1970 <= moment.year <= 2200:
             return None
-        self._last = moment.year, moment.month
+        if is_bare or not self._has_bare:
+            self._last = moment.year, moment.month
+        self._has_bare = self._has_bare or is_bare
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 

@@ -70,10 +70,10 @@ _WHEN = {
 
 
 def is_foreign(timeline: LogTimeline, verdict: LogVerdict) -> bool:
-    """True if vLLM says nothing in this text: no process of its own, no step of its start, not even its name."""
+    """True if vLLM says nothing in this text: no process or record of its own, no step of its start, not even its name."""
     if verdict.progress is not ServerProgress.UNKNOWN or timeline.milestones:
         return False
-    return not any(line.process or "vllm" in line.text.lower() for line in timeline.log.lines)
+    return not any(line.process or line.place or "vllm" in line.text.lower() for line in timeline.log.lines)
 
 
 def remarks_on(

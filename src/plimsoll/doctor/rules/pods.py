@@ -40,6 +40,7 @@ class _EventRule(NamedTuple):
 
 _SHM = "/dev" + "/shm"
 _EVENT = r"(?:^|\s)(?:Normal|Warning)\s{2,60}(?P<reason>[A-Z][A-Za-z]{2,40})\s{1,60}(?P<message>\S.{0,2000})"
+_OBJECT = r"[a-z]{2,40}/\S"  # the third column of `kubectl get events`
 _REASONS = frozenset(
     "Killing Unhealthy BackOff Failed FailedScheduling Evicted OOMKilling SystemOOM Preempted Preempting NodeNotReady "
     "TaintManagerEviction NodeShutdown FailedMount FailedAttachVolume FailedCreatePodSandBox UnexpectedAdmissionError "
@@ -174,6 +175,13 @@ def read_pods(log: Log) -> PodFacts:
     """Reads the Kubernetes text among these lines; other text gives empty facts."""
     if not contains_any(log.lines, "pod", "pod_event", "pod_row"):
         return PodFacts()
+    # Where a server itself speaks, an object with another name is another's.
+    is_beside = any(line.process or line.place for line in log.lines)
+    known = {line.server for line in log.lines if line.server}
+
+    def is_ours(text: str) -> bool:
+        return not is_beside or re.search("(?i)vllm|python", text) is not None or any(name in text for name in known)
+
     reader = _PodReader()
     events: list[PodEvent] = []
     lines = [line for line in log.lines if not line.process]
@@ -184,10 +192,11 @@ def read_pods(log: Log) -> PodFacts:
         reader.close()
     for line in lines:
         found = re.search(_EVENT, line.text) if any(word in line.text for word in WRITTEN_BY["pod_event"]) else None
-        if found is not None and found["reason"] in _REASONS and len(events) < MOST_EVENTS:
+        is_told = found is not None and (re.match(_OBJECT, found["message"]) is None or is_ours(found["message"]))
+        if found is not None and is_told and found["reason"] in _REASONS and len(events) < MOST_EVENTS:
             count = re.search(r"\(x(\d{1,7}) over ", line.text)
             events.append(PodEvent(found["reason"], found["message"].strip(), int(count[1]) if count else 1, line))
-        if any(state in line.text for state in WRITTEN_BY["pod_row"]):
+        if any(state in line.text for state in WRITTEN_BY["pod_row"]) and is_ours(line.text):
             reader.row(line)
     stops = [e.line for e in events if e.reason == "Killing" and "Stopping container" in e.message]
     return reader.facts._replace(

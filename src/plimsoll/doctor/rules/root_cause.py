@@ -27,6 +27,7 @@ from plimsoll.doctor.rules.timeline import (
     ServerProgress,
     ServerRun,
     TracebackFrame,
+    is_quoted,
     is_whole_and_foreign,
     step_of_frames,
     step_of_progress,
@@ -34,7 +35,7 @@ from plimsoll.doctor.rules.timeline import (
 from plimsoll.doctor.words import words
 from plimsoll.findings import Code
 from plimsoll.units import GIB
-from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, PLACES, TRAINER_FILES, FailureText, Role
+from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, ENDERS, PLACES, TRAINER_FILES, FailureText, Role
 
 _compiled = cache(re.compile)
 _SIZE = r"(\d{1,12}(?:\.\d{1,6})?) ?(bytes|B|KiB|KB|MiB|MB|GiB|GB|TiB)"
@@ -195,16 +196,19 @@ class Symptom(NamedTuple):
     step: FailedStep | None = None
     oom: OomFigures | None = None
     quoted: bool = False  # an error of the card, told in somebody's sentence
+    caught: bool = False  # logged by who caught the exception
 
     @property
     def is_loose(self) -> bool:
-        """True for a line that complains and is no part of an exception: whoever wrote it may have gone on."""
+        """True for a complaint after which whoever wrote it may have gone on: a line, or an exception that was caught."""
+        if self.caught:
+            return True
         if self.exception is not None or self.text is None:
             return False
         return self.quoted or (self.oom is None and self.text.may_go_on)
 
 
-LOOSE_REACH = 25  # lines: what complains further away from an end has nothing to do with it
+LOOSE_REACH = 8  # lines: what complains further away from an end has nothing to do with it
 
 
 def find_symptoms(
@@ -218,6 +222,7 @@ def find_symptoms(
     owners = _Owners(exceptions, timeline.log.lines)
     pids: frozenset[int] | None = None
     strangers = _strangers(timeline, exceptions)
+    are_named = any("pid=" in line.process for line in timeline.log.lines)
     for hit in hits:
         if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY) or len(found) >= MOST_SYMPTOMS:
             continue
@@ -255,9 +260,12 @@ def find_symptoms(
         ):  # fmt: skip
             continue  # inside an exception that only passes on another's failure, and not in the message that it passes on
         else:
-            is_quoted = hit.text.speaker == "cuda" and _is_quoted(timeline.log.lines[hit.at], owner)
+            quoted = hit.text.speaker == "cuda" and owner is None and is_quoted(timeline.log.lines[hit.at])
             confidence = 0.95 if owner is not None else 0.85
-            found.append(Symptom(hit.at, hit.text.code, confidence, hit.text, owner, quoted=is_quoted))
+            found.append(Symptom(hit.at, hit.text.code, confidence, hit.text, owner, quoted=quoted))
+        is_named = are_named and hit.text.role is Role.CAUSE
+        is_caught = owner is not None and _is_caught(owner, timeline.log.lines, are_named=is_named)
+        found[-1] = found[-1]._replace(caught=is_caught)
     for one in exceptions[:MOST_SYMPTOMS]:
         if one.at in covered | strangers or one.in_logging or one.warned or is_consequence(one):
             continue
@@ -267,10 +275,26 @@ def find_symptoms(
             found.append(_out_of_memory(timeline, Hit(_ANY_DEVICE, one.at), one, exceptions, ())._replace(confidence=0.6))
         else:
             found.append(Symptom(one.at, _kind_of(one, timeline), 0.6, None, one))
+        found[-1] = found[-1]._replace(caught=_is_caught(one, timeline.log.lines, are_named=True))
     # The engine's echo of a worker's error, where the worker's own words are lost.
     echoes = [one for one in exceptions if re.match(r"Worker failed with error '.{4}", one.message) and not one.in_logging]
     found = found or [Symptom(one.at, Code.OTHER_ENGINE_ERROR, 0.5, None, one) for one in echoes]
+    # A traceback that breaks off: by the innermost of its calls, where that tells.
+    lines = timeline.log.lines
+    broken = [one for one in exceptions if not one.kind and (one.process.startswith(_INSIDE) or lines[one.first].place)]
+    cut = [(one, _code_of_place(one, one.frames[-2:])) for one in broken]
+    found = found or [Symptom(one.at, code, 0.5, None, one) for one, code in cut if code is not None]
     return sorted(found, key=lambda one: one.at), tuple(noise)
+
+
+def _is_caught(one: LoggedException, lines: Sequence[LogLine], *, are_named: bool) -> bool:
+    """True if a record of vLLM's holds the exception, and none of those that tell of an end; or nobody known says it.
+
+    `are_named`: what a server's processes say has their names before it.
+    """
+    file = lines[one.at].place.rpartition(":")[0]
+    is_told_by_nobody = are_named and not (one.process or one.frames or file)
+    return is_told_by_nobody or (bool(file) and file.rpartition("/")[2] not in ENDERS)
 
 
 def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> frozenset[int]:
@@ -312,10 +336,8 @@ def _kind_of(one: LoggedException, timeline: LogTimeline) -> Code:
         return Code.OTHER_BAD_CONFIG
     if re.search(_OF_ANOTHER_CARD, one.message[:400]):
         return Code.OTHER_UNSUPPORTED_GPU
-    for frame in reversed(one.frames):
-        for pieces, names, code in PLACES:
-            if (not names or one.name in names) and any(piece in frame.file for piece in pieces):
-                return code
+    if (code := _code_of_place(one, one.frames)) is not None:
+        return code
     step = step_of_frames(one.frames)
     if step is not None and step.name == "weights":
         return Code.OTHER_BAD_MODEL
@@ -323,6 +345,14 @@ def _kind_of(one: LoggedException, timeline: LogTimeline) -> Code:
     if one.name in ("ValueError", "NotImplementedError") and one.frames and is_early:
         return Code.OTHER_BAD_CONFIG  # what is refused before anything is loaded was asked for
     return Code.OTHER_ENGINE_ERROR
+
+
+def _code_of_place(one: LoggedException, frames: Sequence[TracebackFrame]) -> Code | None:
+    for frame in reversed(frames):
+        for pieces, names, code in PLACES:
+            if (not names or one.name in names or not one.kind) and any(piece in frame.file for piece in pieces):
+                return code
+    return None
 
 
 class _Owners:
@@ -375,6 +405,8 @@ def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
     is_invalid = one.name.endswith("ValidationError") and timeline.progress_at(one.at) is ServerProgress.SERVING
     if not functions & _ENGINE_FUNCTIONS and (is_invalid or functions & _STREAM_FUNCTIONS):
         return False
+    if one.process.startswith("APIServer") and one.frames and not any("vllm" in frame.file for frame in one.frames):
+        return False  # of a connection
     inside = one.process.startswith(_INSIDE) or bool(functions & _ENGINE_FUNCTIONS)
     if timeline.goes_on_after(one.at, one.process or None):
         return False
@@ -423,7 +455,7 @@ def _out_of_memory(
         code = CODES["weights"] if progress in (ServerProgress.LOADING, ServerProgress.BEGUN) else CODES["wake-up"]
     if oom.has_neighbour and code is not Code.RUNTIME_WAKE_UP:
         code, confidence = (Code.RUNTIME_NEIGHBOUR if is_runtime else Code.STARTUP_FREE_MEMORY_CHECK), 0.9
-    elif hit.text.speaker not in ("nccl", "kernel") and _is_quoted(line, owner):
+    elif hit.text.speaker not in ("nccl", "kernel") and owner is None and is_quoted(line):
         return Symptom(hit.at, code, 0.3, hit.text, None, step, oom, quoted=True)  # not to be called either way
     elif owner is not None and oom.tried is None and any(re.search(_PINNED, frame.function) for frame in owner.frames[-3:]):
         code, confidence = Code.HOST_OUT_OF_MEMORY, 0.7
@@ -461,14 +493,6 @@ def _at_start(timeline: LogTimeline, hit: Hit, step: FailedStep, oom: OomFigures
     else:
         name = "profile"
     return FailedStep(name, CODES[name], min(step.confidence, 0.75))
-
-
-def _is_quoted(line: LogLine, owner: LoggedException | None) -> bool:
-    """True if a line of nobody's does not begin with the error, but quotes it."""
-    if owner is not None or line.process:
-        return False
-    speakers = r"CUDA|HIP|XPU|NPU|Cuda|NCCL|terminate|[EF]\d{4} [\d:.]{8,16} {1,8}\d{1,9} \w{1,80}\.cc:"
-    return re.match(rf"\W{{0,4}}(?:\[?rank\d{{1,4}}\]?:? ?)?(?:[\w.]{{0,80}}(?:Error|Exception)|{speakers})", line.text) is None
 
 
 def _step(
@@ -630,6 +654,14 @@ _WEAK_DEATHS = frozenset({"worker-exception", "terminate-called"})  # printed be
 def _stop(timeline: LogTimeline, hits: Sequence[Hit], exceptions: Sequence[LoggedException], *, is_sound: bool) -> int | None:
     """The line at which somebody asked it to end, or None. Uvicorn's farewell counts only where nothing else was wrong."""
     hits = [hit for hit in hits if is_sound or hit.text.name != "uvicorn-stopped"]
+    # A key on the terminal is heard by whatever runs there: the server's only where it says so, or nothing more.
+    answers = [hit.at for hit in hits if hit.text.role is Role.STOP and hit.text.speaker != "terminal"]
+    answers += [one.at for one in exceptions if one.name == "KeyboardInterrupt"]
+    end = timeline.run_at(hits[0].at).end if hits else 0
+    hits = [
+        hit for hit in hits
+        if hit.text.speaker != "terminal" or end - hit.at <= LOOSE_REACH or any(hit.at < at for at in answers)
+    ]  # fmt: skip
     # A worker is stopped by its engine, also where the engine failed: only the others hear an operator.
     asked = [hit.at for hit in hits if hit.text.role is Role.STOP and not _is_worker(timeline.log.lines[hit.at].process)]
     for one in exceptions:
@@ -660,7 +692,7 @@ def _choose_root(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: L
     if any(not one.is_loose for one in symptoms) or any(hit.text.speaker != "vllm" for hit in deaths):
         solid = [one for one in solid if not one.is_loose]
     solid = [one for one in solid if one.code is not Code.OTHER_ENGINE_ERROR] or solid
-    generic = [one for one in symptoms if one.text is None]
+    generic = [one for one in symptoms if one.text is None and (not one.is_loose or _ended_something(one, deaths, timeline))]
     waits = [one for one in solid if one.code is Code.ENGINE_WEDGED]
     solid = [one for one in solid if one.code is not Code.ENGINE_WEDGED]
     solid = solid or ([] if generic or deaths else waits)  # a notice of waiting is no cause beside one, nor of a death
@@ -725,6 +757,10 @@ def _is_memory_failure(
     if root is not None:
         if root.code.is_memory:
             return True if root.confidence >= 0.4 else None
+        if root.text is None and root.exception is not None and not root.exception.kind:
+            return None  # it breaks off
+        if root.text is None and root.exception is not None and any("alloc" in name for name in _innermost(root.exception)):
+            return None  # whoever was asked for memory says nothing that is known
         # Words about memory in an exception nobody knows: not to be called either way.
         said = root.exception.message[:2_000] if root.text is None and root.exception is not None else ""
         return None if re.search(_ABOUT_MEMORY, said) and not re.search(_REFUSED, said) else False
@@ -735,6 +771,11 @@ def _is_memory_failure(
         warned = [one for one in timeline.exceptions if one.warned and run.first <= one.at < run.end]
         return None if any("ut of memory" in one.message for one in warned) else False
     return None
+
+
+def _innermost(one: LoggedException) -> list[str]:
+    """The files and functions of the last calls, in small letters."""
+    return [name.lower() for frame in one.frames[-2:] for name in (frame.file, frame.function)]
 
 
 _ABOUT_MEMORY = r"(?i)\bmemory\b|\bOOM\b|\ballocation\b|\balloc\w{0,9}\b.{0,40}(?:fail|bytes|\d ?[KMGT]i?B)|fail.{0,40}\balloc"

@@ -104,6 +104,8 @@ class _Stream:
         self.awaits = 0  # lines that may still belong to its message
         self.quiet = 0
         self.said: tuple[str, float | None] = ("", None)  # level and time of the last exception's record
+        self.process = ""  # whose calls these are
+        self.call = -1  # the line of the last one
         self.header: tuple[str, int] = ("", -9)  # "Exception ignored in", "Exception in thread", and its line
 
     def reset(self) -> None:
@@ -133,6 +135,8 @@ def read_exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
         # A traceback written as one string, with its line ends escaped, is taken apart.
         is_whole = "\\n" in text and ('\\n  File "' in text or "Traceback (most recent call last):\\n" in text)
         for piece in text.split("\\n") if is_whole else (text,):
+            if not is_whole and stream.frames and _is_intruder(lines, index, stream):
+                continue
             _take(piece, index, line, stream, found)
         if len(found) >= MOST_RAISED:
             break
@@ -144,6 +148,16 @@ def read_exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
                 )
             )
     return found
+
+
+def _is_intruder(lines: Sequence[LogLine], index: int, stream: _Stream) -> bool:
+    """True for what looks like a traceback's end while its calls or their code go on below; Ray prints several in a row."""
+    text, following = lines[index].text, lines[index + 1] if index + 1 < len(lines) else None
+    if following is None or following.process != stream.process or text[:1].isspace() or "Trace" in text or "ray::" in text:
+        return False
+    below = following.text.strip()
+    is_code = (index == stream.call + 1 and following.text.startswith("    ")) or (bool(below) and not set(below) - {"^", "~"})
+    return is_code or _traceback_pattern(_FRAME).match(following.text) is not None
 
 
 def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> None:
@@ -169,7 +183,7 @@ def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[Log
         frame = TracebackFrame(match[1], match[2].rpartition(".")[2]) if match else None
     if frame is not None:
         stream.first = index if stream.first is None else stream.first
-        stream.quiet = 0
+        stream.quiet, stream.process, stream.call = 0, line.process, index
         if len(stream.frames) < MOST_FRAMES and not stream.in_stack:
             stream.frames.append(frame)
         return
@@ -516,9 +530,27 @@ def _counts(text: FailureText, line: LogLine) -> bool:
         is_quiet = _compiled(_EXCEPTION).match(line.text) is None
     if is_quiet and not text.any_level and text.role is not Role.NOISE:
         return False
-    if text.name in _KERNELS and kernel_message(line) is None:
+    if (text.name in _KERNELS and kernel_message(line) is None) or _is_quotation(text, line):
         return False
     return text.pattern is None or _compiled(text.pattern).search(line.text) is not None
+
+
+def is_quoted(line: LogLine) -> bool:
+    """True if a line of nobody's does not begin with the error that it tells."""
+    speakers = (
+        r"CUDA|HIP|XPU|NPU|Cuda|NCCL|terminate|what\(\):|RESOURCE_EXHAUSTED: |[EF]\d{4} [\d:.]{8,16} {1,8}\d{1,9} \w{1,80}\.cc:"
+    )
+    tag = r"\W{0,4}(?:[A-Za-z]{1,10}[\]】>)]\W{0,3})?(?:\[?rank\d{1,4}\]?:? ?)?"
+    begins = rf"{tag}(?:[\w.]{{0,80}}(?:Error|Exception)|{speakers})"
+    return not (line.process or line.place) and _traceback_pattern(begins).match(line.text) is None
+
+
+def _is_quotation(text: FailureText, line: LogLine) -> bool:
+    """True if the words stand between quotation marks in a line that is nobody's of vLLM's, and no code of a traceback."""
+    if line.process or line.place or (line.text[:1].isspace() and line.text.lstrip()[:1] not in '{["'):
+        return False
+    before, _, after = line.text.partition(text.needle)
+    return bool(before.count('"') % 2) and '"' in after
 
 
 def _milestones(lines: Sequence[LogLine]) -> Iterator[tuple[int, ServerProgress]]:
@@ -545,7 +577,7 @@ def _runs(lines: Sequence[LogLine], hits: Sequence[Hit], exceptions: Sequence[Lo
     # Another program's exception, with the line that announces it, ends no server.
     foreign = {at for one in exceptions if is_whole_and_foreign(one, lines) for at in range(one.first - 1, one.at + 1)}
     own = [hit for hit in hits if hit.text.role is not Role.NOISE and hit.at not in foreign]
-    ends = [hit.at for hit in own if hit.at in raised or not hit.text.may_go_on]
+    ends = [hit.at for hit in own if hit.at in raised or not (hit.text.may_go_on or is_quoted(lines[hit.at]))]
     over = [hit.at for hit in hits if hit.text.role is Role.STOP]
     starts, introduced, by_api = [0], False, False
     for index, line in enumerate(lines):
