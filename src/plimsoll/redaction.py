@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from heapq import merge
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 REDACTED = "[redacted]"
@@ -23,6 +24,15 @@ REDACTED = "[redacted]"
 Span = tuple[int, int, str]  # from, to, what to put there
 
 _compiled = cache(re.compile)  # at first use: importing this module compiles nothing
+# Lists of words. `speech`: a `..._token` with one of these is a piece of text, never a credential. `phrases`: a record that
+# says one holds text from there on, to its end. `clues`: a line without any of them names no text of a user's. `any_list`:
+# hidden whatever their value is made of, if it is quoted or in brackets.
+_WORDS: dict[str, list[str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_KEY_OF, _TOKENS_OF, _LOGIN_OF, _HARMLESS_LAST, _SPEECH, _ANY_LIST, _KEYS_ONLY, _TEXTS = (
+    frozenset(_WORDS[name])
+    for name in ("key_of", "tokens_of", "login_of", "harmless_last", "speech", "any_list", "keys_only", "texts")
+)
+_PHRASES, _CLUES, _KEPT_IDS = (tuple(_WORDS[name]) for name in ("phrases", "clues", "kept_ids"))
 
 # Every quantifier is bounded or ends its pattern, no pattern starts again inside what it has taken, and a span once hidden
 # is not searched again: that keeps hostile input linear. (Possessive quantifiers would say it better, but Python 3.11.0 to
@@ -63,23 +73,12 @@ _PRIVATE_KEY = (  # to its end, or as far as one that was cut off looks like one
     r"(?:(?:[^\-]|-(?!----)){0,16384}-----END [A-Z0-9 ]{0,48}-----|[A-Za-z0-9+/=\s\\]*))"
 )
 
-# Tokens that begin like this, with at least so many letters and digits behind it; those of the second list with - and _, too.
-_TOKENS = (
-    (
-        "hf_:16 api_org_:16 AKIA:12 ASIA:12 LTAI:16 gsk_:20 npm_:30 shpat_:30 sk_live_:16 rk_live_:16 sk_test_:16 whsec_:20"
-        " r8_:30 pplx-:30 xai-:40 csk-:30 jina_:30 lin_api_:30 sbp_:40 dapi:32 dop_v1_:40 AGE-SECRET-KEY-1:40 hvs.:20"
-    ),
-    (
-        "github_pat_:20 AIza:30 nvapi-:16 pypi-:40 ya29.:20 xapp-:20 glsa_:30 dckr_pat_:20 tgp_v1_:30 pcsk_:40 lsv2_:30"
-        " GOCSPX-:20 ATATT3:30 figd_:30 sntrys_:30 wandb_v1_:30 1//0:30"
-    ),
-)
 # A needle to look for, and the pattern whose first group is the secret.
 _SHAPES: tuple[tuple[str, str], ...] = (
     *(
         (start, f"({re.escape(start)}[A-Za-z0-9{more}]{{{least},}})")
-        for tokens, more in zip(_TOKENS, ("", r"_\-"), strict=True)
-        for start, _, least in (token.rpartition(":") for token in tokens.split())
+        for kind, more in (("plain_tokens", ""), ("dashed_tokens", r"_\-"))
+        for start, _, least in (token.rpartition(":") for token in _WORDS[kind])
     ),
     ("sk-", r"(sk-(?:(?<![A-Za-z0-9]sk-)|(?<=\\[nrt]sk-)|(?<=\dmsk-))[A-Za-z0-9_\-]{16,})"),
     ("gh", r"(gh[opsur]_[A-Za-z0-9]{20,})"),
@@ -106,25 +105,6 @@ _SHAPES: tuple[tuple[str, str], ...] = (
 _HIDDEN_WORD = (
     r"\w*(?:password|passwd|passphrase|passcode|secrets?|credentials?|authorization|cookies?|api_?keys?|secretkey"
     r"|privatekey|accesskey|authtoken|accesstoken|sshpass)"
-)
-_KEY_OF = (
-    "access|account|admin|anthropic|api|app|auth|aws|azure|client|cohere|deepseek|deploy|encryption|gemini|google|groq|hf|hmac|jwt"
-    "|license|master|mistral|ngc|nvidia|openai|private|secret|service|session|shared|signing|ssh|storage|subscription"
-    "|wandb"
-)
-_TOKENS_OF = "access|api|auth|bearer|hf|hub|refresh"
-_LOGIN_OF = "admin|basic|db|docker|ftp|http|key|login|mail|mysql|pg|postgres|proxy|redis|root|smtp|user"
-_HARMLESS_LAST = (
-    "at|count|dir|enabled|endpoint|env|expires|expiry|file|header|in|len|length|limit|mode|name|path|provider|ref"
-    "|required|scheme|size|source|store|ttl|type|uri|url"
-)
-_SPEECH = (  # a `..._token` with one of these is a piece of text, never a credential
-    "added|additional|assistant|audio|batch|batched|begin|block|boa|boi|bos|bonus|budget|cache|call|cls|content|decode"
-    "|decoder|draft|dummy|each|embed|embedding|encoder|end|eoa|eod|eog|eoi|eos|eot|expert|experts|extra|fim|first|forced"
-    "|frame|generated|generation|image|img|input|inter|kv|lang|language|last|logprob|mask|max|min|mm|modality|new"
-    "|newline|next|num|output|pad|padding|patch|per|placeholder|position|prefill|prefix|prev|prompt|reasoning|row|sample"
-    "|sampled|scheduled|sep|separator|slot|sot|spec|special|speech|start|stop|suffix|suppress|target|text|think|thinking"
-    "|time|tool|unk|video|vision"
 )
 
 
@@ -367,20 +347,20 @@ def _is_secret(name: str) -> bool:
     words = [word.lower() for word in _compiled(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+").findall(name)]
     while words and words[-1].isdigit():  # API_KEY_2
         words.pop()
-    if not words or _compiled(_HARMLESS_LAST).fullmatch(words[-1]) or words[-2:] == ["allow", "credentials"]:
+    if not words or words[-1] in _HARMLESS_LAST or words[-2:] == ["allow", "credentials"]:
         return False
     if "watermark" in words and words[-1] in ("config", "key"):  # vLLM's watermark is keyed
         return True
     if any(_compiled(_HIDDEN_WORD).fullmatch(word) for word in words):
         return True
     for one, two in pairwise(words):
-        if (two in ("key", "keys") and _compiled(_KEY_OF).fullmatch(one)) or (one, two) == ("amz", "signature"):
+        if (two in ("key", "keys") and one in _KEY_OF) or (one, two) == ("amz", "signature"):
             return True
-        if two in ("token", "tokens") and _compiled(_TOKENS_OF).fullmatch(one):
+        if two in ("token", "tokens") and one in _TOKENS_OF:
             return words[-1] not in ("id", "ids")
     if words[-1] == "token":
-        return not any(_compiled(_SPEECH).fullmatch(word) for word in words)
-    return words[-1] in ("auth", "pwd") or (words[-1] == "pass" and bool(_compiled(_LOGIN_OF).fullmatch(words[-2:][0])))
+        return _SPEECH.isdisjoint(words)
+    return words[-1] in ("auth", "pwd") or (words[-1] == "pass" and words[-2:][0] in _LOGIN_OF)
 
 
 def _is_header(name: str) -> bool:
@@ -418,17 +398,6 @@ _LONGEST_KEY = 64
 _LONGEST_JSON = 1 << 20
 _LONGEST_PREFIX = 400
 
-# A record that says this holds text from there on, to its end.
-_PHRASES = (
-    "JSON body: ", "response_body={", "Received messages request ", "Convert to OpenAI request ",
-    "Received Cohere v2 chat request ", "Converted Cohere v2 -> ChatCompletion: ", "Anthropic Messages Response: ",
-    "Input prompt: ", "odel output: ", "odel_output: ", "delta_text: ", "cur_text = ", "] finding ", "Parsed tool call ",
-    "Skipping text ", "Searching for diff between", "not been streamed yet: ", "tokens in arguments received: ", "uppressing: ",
-    "using error placeholder: ", "when matching user input: ", "Failed to parse tool call during streaming: ",
-    "against new ones: ", "diffing old arguments: ", "got arguments diff: ", "got diff ", "arg converter failed (extract): ",
-    "Skipping multimodal part ", "no decodable soundtrack in ", "Session updated: ", "Error in streaming tool calls: ",
-    "grammar rejected tokens ",
-)  # fmt: skip
 _BODY_STAYS = r"<(?:empty|binary_data)>\}|streaming_(?:started|complete: no_content)[:,] chunks=\d{1,9}\}"
 
 # The end of a name that is given a value; the whole name is read backwards from there.
@@ -439,22 +408,6 @@ _NAME = (
     r"(?P<close>\\{0,7}[\"'])?[ \t]{0,16}(?P<sep>=(?!=)|:(?![:=]))[ \t]{0,16}"
     r"|(?P<params>GuidedDecodingParams|StructuredOutputsParams)(?=\()"
 )
-_CLUES = ("rompt", "essages", "conversation", "ontent", "text", "utput", "arguments", "completion", "response", "reasoning",
-          "thinking", "query", "documents", "choices", "delta", "system", "instructions", "suffix", "input", "stop",
-          "bad_words", "token_ids", "tool_calls", "function_call", "_url", "multi_modal_data", "mm_", "spec_decode_tokens",
-          "DecodingParams", "OutputsParams")  # fmt: skip
-_ANY_LIST = frozenset(  # hidden whatever their value is made of, if it is quoted or in brackets
-    "prompt prompts messages conversation tool_calls function_call image_url video_url audio_url input_audio multi_modal_data "
-    "mm_inputs mm_features mm_kwargs scheduled_spec_decode_tokens choices delta stop bad_words content".split()
-)
-_KEYS_ONLY = frozenset(
-    "input outputs response thinking query documents system instructions suffix completion completions".split()
-)
-_TEXTS = frozenset(
-    "text output arguments reasoning reasoning_content model_output generated_text output_text delta_text full_text "
-    "prompt_text current_text previous_text".split()
-)
-_KEPT_IDS = ("stop", "allowed", "eos", "bos", "pad", "special", "bad_words", "suppress", "forced", "image", "video", "audio")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
 _TEXT_QUOTE = r"[bBrRuUfF]{0,2}(?P<slashes>\\{0,7})(?P<mark>\"\"\"|'''|[\"'])"
 _OPEN_BRACKETS = r"\\{0,15}[\"']|[\[\](){}]"
