@@ -1,12 +1,21 @@
-"""A pasted text as the reader of logs hands it over: numbered lines, nobody named."""
+"""What tools print (texts.txt), and a pasted text as the reader of logs hands it over: numbered lines, nobody named."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from textwrap import dedent
 
 from hypothesis import strategies as st
 
 from plimsoll.doctor.rules.log_text import Log, LogLine
+
+_TEXTS = Path(__file__).with_name("texts.txt").read_text(encoding="utf-8").split("\n== ")[1:]
+
+
+def printed(*names: str) -> list[str]:
+    """These texts: one of several lines begins and ends with an empty one."""
+    texts = dict(text.strip("\n").split("\n", 1) for text in _TEXTS)
+    return [f"\n{texts[name]}\n" if "\n" in texts[name] else texts[name] for name in names]
 
 
 def pasted(text: str, source: str = "pasted.txt") -> Log:

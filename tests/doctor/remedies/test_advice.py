@@ -19,25 +19,11 @@ from plimsoll.vllm.flags import flags_of, history_of
 from plimsoll.vllm.log_lines import Measured
 from plimsoll.vllm.versions import newest
 from tests.doctor.case_maker import case_of
+from tests.doctor.pasted_text import printed
 from tests.each import each
 
 GONE_BUT_REAL = {"--swap-space"}  # an offer for the first engine only
-NOT_FREE = (
-    "Free memory on device cuda:1 (60.33/79.19 GiB) on startup is less than desired GPU memory utilization (0.95, 75.23 GiB)."
-)
-TOO_LONG = (
-    "To serve at least one request with the model's max seq len (131072), (16.00 GiB KV cache is needed, which is larger than "
-    "the available KV cache memory (9.50 GiB). "
-)
-ESTIMATE = "Based on the available memory, the estimated maximum model length is 77824. Try increasing `gpu_memory_utilization`"
-TOO_LONG_V0 = (
-    "The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache (12336). "
-    "Try increasing `gpu_memory_utilization`"
-)
-PROFILED = (
-    "AssertionError: Error in memory profiling. Initial free memory 70.10 GiB, current free memory 75.20 GiB. This happens "
-    "when other processes sharing the same container release GPU memory while vLLM is profiling during initialization."
-)
+NOT_FREE, TOO_LONG, ESTIMATE, TOO_LONG_V0, PROFILED = printed("NOT_FREE", "TOO_LONG", "ESTIMATE", "TOO_LONG_V0", "PROFILED")
 HOSTILE = [
     "(1.2.3/0 GiB) on startup (9.9.9, .. GiB)",
     "(5/0 GiB) on startup is less than desired GPU memory utilization (0.9, 4 GiB)",
@@ -165,7 +151,8 @@ def _no_blocks(weights: int, kv: int, share: str = "0.9") -> dict[str, object]:
      ["process 1875 with 41.0 GiB", "31.0 GiB when it failed while loading weights"]),
     ("also while serving", Code.RUNTIME_NEIGHBOUR, {"oom": NEIGHBOUR}, {}, ["process 1875 with 41.0 GiB"]),
     *(("the longest context that fits", Code.STARTUP_CONTEXT_TOO_LONG, {"line": line}, {LENGTH: fits}, []) for line, fits in [
-        (TOO_LONG + ESTIMATE, "77824"), (TOO_LONG, str(131072 * 95 // 160 // 16 * 16)), (TOO_LONG_V0, "12336"), ("cut", None)]),
+        (f"{TOO_LONG} {ESTIMATE}", "77824"), (TOO_LONG, str(131072 * 95 // 160 // 16 * 16)), (TOO_LONG_V0, "12336"),
+        ("cut", None)]),
     ("one GiB short of a share of 0.5 on a card of 80", Code.STARTUP_NO_CACHE_BLOCKS, _no_blocks(30 * GIB, -GIB, "0.5"),
      {SHARE: "0.53"}, []),
     *(("no more of the card where it is not there", Code.STARTUP_NO_CACHE_BLOCKS, _no_blocks(weights, -10 * GIB),

@@ -47,6 +47,7 @@ from tests.doctor.contained_logs import (
     survived,
 )
 from tests.doctor.log_maker import ENGINE_DEAD, ILLEGAL, OOM, REQUEST, STARTED, STEP, STOP, log, traceback
+from tests.doctor.pasted_text import printed
 from tests.each import each
 
 Lines = str | list[str]
@@ -203,17 +204,7 @@ SURVIVE: dict[str, Any] = {
              "free_bytes": 1181116006, "kind": "prompt_logprobs"},
     "tokens_per_step": {"now": 1024, "start": 8192}, "sequences": {"now": 256, "start": 256}, "limping": False, "storm": False,
 }  # fmt: skip
-PAGE = """\
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="m"} 1.0
-# TYPE plimsoll_survive_contained_total counter
-plimsoll_survive_contained_total COUNT
-plimsoll_survive_recomputed_tokens_total 190000.0
-plimsoll_survive_stalled_seconds_total 1.7
-plimsoll_survive_tokens_per_step 1024.0
-plimsoll_survive_tokens_per_step_start 8192.0
-plimsoll_survive_limping 0.0
-"""
+PAGE = printed("SURVIVE_PAGE")[0].lstrip("\n")
 
 
 def gate(engine: object = None, **survive: object) -> str:

@@ -34,9 +34,10 @@ from tests.doctor.log_maker import (
     log,
     traceback,
 )
-from tests.doctor.smi_texts import TABLE
+from tests.doctor.pasted_text import printed
 from tests.each import each
 
+(TABLE,) = printed("TABLE")
 WELL = log(STARTED, [REQUEST] * 5, source="well.log")
 FAILED = log(STARTED, traceback(STEP), ENGINE_DEAD, source="failed.log")
 VANISHED = log(STARTED, ENGINE_DEAD, source="vanished.log")

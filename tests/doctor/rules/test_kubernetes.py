@@ -8,10 +8,12 @@ from plimsoll.doctor.rules.log_text import Log
 from plimsoll.doctor.rules.pods import judge_pods
 from plimsoll.doctor.rules.supervisors import PodFacts
 from plimsoll.findings import Code
-from tests.doctor.pasted_text import pasted, scrambled
-from tests.doctor.pod_texts import CRASH_LOOP_YAML, DESCRIBE_OOM, DESCRIBE_PROBE, DOCKER_INSPECT, OOM_JSON, SYSTEMD_OOM
+from tests.doctor.pasted_text import pasted, printed, scrambled
 from tests.each import each
 
+CRASH_LOOP_YAML, DESCRIBE_OOM, DESCRIBE_PROBE, DOCKER_INSPECT, OOM_JSON, SYSTEMD_OOM = printed(
+    "CRASH_LOOP_YAML", "DESCRIBE_OOM", "DESCRIBE_PROBE", "DOCKER_INSPECT", "OOM_JSON", "SYSTEMD_OOM"
+)
 RAM, LOOP, KILLED = Code.HOST_OUT_OF_MEMORY, Code.ENGINE_CRASH_LOOP, Code.OTHER_KILLED
 DEAD_AT_PROBE = DESCRIBE_PROBE.replace(
     'Get "http://10.1.2.3:8000/health": dial tcp 10.1.2.3:8000: connect: connection refused',

@@ -7,34 +7,10 @@ from hypothesis import given
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.doctor.rules.memory_summary import judge_memory_summary, read_memory_summaries
 from plimsoll.findings import Code
-from tests.doctor.pasted_text import pasted, scrambled
+from tests.doctor.pasted_text import pasted, printed, scrambled
 from tests.each import each
 
-SUMMARY = """
-|===========================================================================|
-|                  PyTorch CUDA memory summary, device ID 1                 |
-|---------------------------------------------------------------------------|
-|            CUDA OOMs: 1            |        cudaMalloc retries: 3         |
-|===========================================================================|
-|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |
-|---------------------------------------------------------------------------|
-| Allocated memory      |  74210 MiB |  76900 MiB |   3210 GiB |   3137 GiB |
-|       from large pool |  74100 MiB |  76800 MiB |   3200 GiB |   3127 GiB |
-|---------------------------------------------------------------------------|
-| GPU reserved memory   |  78100 MiB |  78100 MiB |  78100 MiB |      0 B   |
-|       from large pool |  77900 MiB |  77900 MiB |  77900 MiB |      0 B   |
-|       from small pool |    200 MiB |    200 MiB |    200 MiB |      0 B   |
-|---------------------------------------------------------------------------|
-| Non-releasable memory | 3885057 KiB |   4000 MiB |   1200 GiB |   1196 GiB |
-|       from large pool | 3885000 KiB |   3900 MiB |   1190 GiB |   1186 GiB |
-|---------------------------------------------------------------------------|
-| GPU reserved segments |     210    |     210    |     210    |       0    |
-|---------------------------------------------------------------------------|
-| Non-releasable allocs |     321    |     400    |    2100 K  |    2099 K  |
-|---------------------------------------------------------------------------|
-| Oversize GPU segments |       0    |       0    |       0    |       0    |
-|===========================================================================|
-"""
+(SUMMARY,) = printed("SUMMARY")
 MIB = 1 << 20
 LINES = SUMMARY.strip().split("\n")
 BODY = "\n".join(LINES[7:])

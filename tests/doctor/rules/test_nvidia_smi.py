@@ -7,10 +7,10 @@ from hypothesis import given
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.doctor.rules.nvidia_smi import judge_nvidia_smi
 from plimsoll.findings import Code, Severity
-from tests.doctor.pasted_text import pasted, scrambled
-from tests.doctor.smi_texts import BROKEN, CSV, FULL, GB10, MIG, OLD, ROCM, TABLE
+from tests.doctor.pasted_text import pasted, printed, scrambled
 from tests.each import each
 
+TABLE, OLD, GB10, MIG, BROKEN, FULL, CSV, ROCM = printed("TABLE", "OLD", "GB10", "MIG", "BROKEN", "FULL", "CSV", "ROCM")
 H100 = "NVIDIA H100 80GB HBM3"
 PROCESSES = (
     (0, 2632314, "VLLM::EngineCore", 74000), (0, 8320, "/usr/bin/gnome shell", 5000),

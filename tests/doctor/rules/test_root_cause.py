@@ -38,6 +38,7 @@ from tests.doctor.log_maker import (
     log,
     traceback,
 )
+from tests.doctor.pasted_text import printed
 from tests.each import each
 
 Lines = str | list[str]
@@ -263,35 +264,8 @@ def test_what_is_a_complaint_and_what_passes_one_on(
     assert expected or not raised or any(is_consequence(one) or one.warned or one.process.startswith("API") for one in raised)
 
 
-NEWEST = (
-    "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 17.56 MiB is free. "
-    "Including non-PyTorch memory, this process has 125.83 GiB memory in use. Process 1875 has 13.94 GiB memory in use. Of the "
-    "allocated memory 125.10 GiB is allocated by PyTorch, with 1.50 GiB allocated in private pools (e.g., CUDA Graphs), and "
-    "457.00 KiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
-)
-IN_A_CONTAINER = (
-    "CUDA out of memory. Tried to allocate 896.00 MiB. GPU 1 has a total capacity of 79.19 GiB of which 552.50 MiB is free. "
-    "Process 4021 has 78.63 GiB memory in use. Of the allocated memory 75.90 GiB is allocated by PyTorch, and 1.20 GiB is "
-    "reserved by PyTorch but unallocated."
-)
-CANNOT_TELL = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.99 GiB of which 0 bytes is free. "
-    "Including non-PyTorch memory, this process has {} memory in use. Of the allocated memory 21.00 GiB is allocated by "
-    "PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
-)
-HIP = (
-    "HIP out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 63.98 GiB of which 1.10 GiB is free. Of the "
-    "allocated memory 60.12 GiB is allocated by PyTorch, and 512.00 KiB is reserved by PyTorch but unallocated."
-)
-TORCH_2_0 = (
-    "CUDA out of memory. Tried to allocate 4.00 GiB (GPU 0; 23.69 GiB total capacity; 17.00 GiB already allocated; 1.31 GiB "
-    "free; 22.00 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try setting max_split_size_mb"
-)
-TORCH_2_1 = (
-    "CUDA out of memory. Tried to allocate 136.00 MiB. GPU 0 has a total capacty of 23.69 GiB of which 18.62 MiB is free. "
-    "Process 77 has 23.60 GiB memory in use. Of the allocated memory 23.10 GiB is allocated by PyTorch, and 10.11 MiB is "
-    "reserved by PyTorch but unallocated."
+NEWEST, IN_A_CONTAINER, CANNOT_TELL, HIP, TORCH_2_0, TORCH_2_1 = printed(
+    "NEWEST", "IN_A_CONTAINER", "CANNOT_TELL", "HIP", "TORCH_2_0", "TORCH_2_1"
 )
 
 

@@ -37,7 +37,7 @@ from tests.doctor.log_maker import (
     log,
     traceback,
 )
-from tests.each import each
+from tests.each import each, rows
 
 Lines = str | list[str]
 PROFILE = ("v1/engine/core.py:run_engine_core", "v1/worker/gpu_worker.py:profile_run")
@@ -169,39 +169,7 @@ SHORT = {
     "OLD-START": "old-engine:__init__ old-engine:_initialize_kv_caches",
     "OLD-SERVE": "engine/async_llm_engine.py:engine_step worker/worker_base.py:execute_model",
 }  # fmt: skip
-TRACEBACKS = [
-    # The second engine.
-    ("weights", "worker:load_model runner:load_model llama:__init__ model_executor/layers/linear.py:create_weights"),
-    ("profile", "START worker:determine_available_memory runner:profile_run runner:_dummy_run llama:forward"),
-    ("profile", "START worker:determine_available_memory runner:profile_run runner:_dummy_sampler_run sampler:forward"),
-    ("kv-allocation", "START worker:initialize_from_config runner:initialize_kv_cache runner:_allocate_kv_cache_tensors"),
-    ("graph-capture", "START worker:compile_or_warm_up_model runner:capture_model runner:_dummy_run"),
-    ("graph-capture", "START worker:determine_available_memory runner:profile_cudagraph_memory"),
-    ("sampler-warmup", "START worker:compile_or_warm_up_model runner:_dummy_sampler_run sampler:forward"),
-    ("warm-up", "START worker:compile_or_warm_up_model runner:_dummy_run"),
-    ("device", "worker:init_device worker:init_worker_distributed_environment"),
-    ("wake-up", "worker:wake_up device_allocator/cumem.py:wake_up device_allocator/cumem.py:create_and_map"),
-    ("lora", "SERVE v1/worker/lora_model_runner_mixin.py:set_active_loras lora/worker_manager.py:set_active_adapters"),
-    ("lora", "SERVE lora/models.py:activate_adapter"),
-    ("weights", "runner:load_model lora/models.py:activate_adapter"),  # slots are taken with the model
-    ("multimodal", "SERVE runner:_execute_mm_encoder model_executor/models/qwen2_5_vl.py:embed_multimodal"),
-    ("logits", "SERVE llama:compute_logits model_executor/layers/logits_processor.py:_get_logits"),
-    ("logits", "SERVE runner:_get_prompt_logprobs_dict sampler:compute_logprobs"),
-    ("logits", "core:run_busy_loop worker:sample_tokens runner:_sample"),
-    ("collectives", "SERVE llama:forward distributed/device_communicators/pynccl.py:all_reduce"),
-    ("collectives", "worker:init_device distributed/device_communicators/pynccl.py:__init__"),
-    ("forward", "SERVE llama:forward model_executor/layers/activation.py:forward_cuda"),
-    ("forward", "SERVE llama:load_weights"),
-    # The first engine.
-    ("weights", "old-worker:load_model old-runner:load_model model_executor/model_loader/loader.py:_initialize_model"),
-    ("profile", "OLD-START old-worker:determine_num_available_blocks old-runner:profile_run old-runner:execute_model"),
-    ("kv-allocation", "OLD-START old-worker:_init_cache_engine worker/cache_engine.py:_allocate_kv_cache"),
-    ("graph-capture", "OLD-START old-worker:initialize_cache old-worker:_warm_up_model old-runner:capture_model"),
-    ("lora", "OLD-SERVE old-runner:set_active_loras lora/worker_manager.py:_apply_adapters lora/models.py:activate_adapter"),
-    ("logits", "OLD-SERVE old-runner:execute_model model_executor/layers/sampler.py:_get_logprobs"),
-    ("multimodal", "OLD-SERVE model_executor/models/llava.py:_process_image_input model_executor/models/clip.py:forward"),
-    ("forward", "OLD-SERVE old-runner:execute_model llama:forward"),
-]  # fmt: skip
+TRACEBACKS = rows(Path(__file__).with_name("tracebacks.txt"))
 
 
 def calls_of(short: str) -> list[tuple[str, str]]:
