@@ -26,7 +26,7 @@ from plimsoll.doctor.rules.facts import (
 from plimsoll.doctor.rules.timeline import LoggedException, ServerProgress
 from plimsoll.doctor.words import remedies, words
 from plimsoll.findings import Code, Remedy
-from plimsoll.redaction import redact
+from plimsoll.redaction import printable, redact
 from plimsoll.units import GIB, MIB, format_count
 from plimsoll.vllm.failure_texts import TRAINER_FILES
 from plimsoll.vllm.versions import Behaviour
@@ -72,7 +72,7 @@ def other(case: FailureCase) -> Explanation:
         because, table = row["because"], row["remedy"]
     elif code is Code.OTHER_ENGINE_ERROR and exception is not None and exception.name:
         frame = exception.frames[-1] if exception.frames else None
-        place = _printable(f" in {frame.function or '?'} ({frame.file.rpartition('/')[2]})") if frame is not None else ""
+        place = printable(f" in {frame.function or '?'} ({frame.file.rpartition('/')[2]})", "") if frame is not None else ""
         because = f"{exception.name} was raised{place}, and nothing in the log points to memory"
         remedy, table = _of_owner(exception, owner), ()
     elif code is Code.OTHER_STOPPED_BY_OPERATOR and ServerProgress.UNKNOWN < case.facts.progress < ServerProgress.SERVING:
@@ -88,7 +88,7 @@ def other(case: FailureCase) -> Explanation:
         because = f"a kernel of {owner} has no implementation for this card"
         do = f"a build of {owner} for this architecture, or the server without it"
         remedy, table = (Remedy(do, "vLLM itself is not the one"),), ()
-    said = _printable(exception.message.partition("\n")[0]).strip() if exception is not None else ""
+    said = printable(exception.message.partition("\n")[0], "").strip() if exception is not None else ""
     if said and code in _QUOTED:
         because += f": {without_values(redact(said))[:160]}"
     return Explanation(because, remedy, name, table=table)
@@ -121,10 +121,6 @@ def _owner(exception: LoggedException) -> str:
         if (match := re.search(_PACKAGE, frame.file)) is not None and match[1] not in _STANDARD:
             return match[1]
     return "vllm"
-
-
-def _printable(text: str) -> str:
-    return "".join(letter for letter in text if letter.isprintable())
 
 
 _NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
@@ -382,7 +378,7 @@ def sampler_warmup(case: FailureCase) -> Explanation:
 def bad_flag(case: FailureCase) -> Explanation:
     """The parser refused the command line."""
     refused = re.search(r"error: (.{1,300})", redact(case.line))  # what was refused may be the word after --api-key
-    said = f": {without_values(''.join(filter(str.isprintable, refused[1])).strip())}" if refused is not None else ""
+    said = f": {without_values(printable(refused[1], '').strip())}" if refused is not None else ""
     return Explanation(f"vLLM's own parser refused the command{said}")
 
 

@@ -306,7 +306,8 @@ def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> 
     lines = timeline.log.lines
     if not any(is_whole_and_foreign(one, lines) for one in exceptions):
         return frozenset()
-    if not timeline.milestones and not any(line.process or line.place for line in lines):
+    is_ours = (any("vllm" in frame.file for frame in one.frames) for one in exceptions)
+    if not timeline.milestones and not any(line.process or line.place for line in lines) and not any(is_ours):
         return frozenset()
     last = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].text.strip()), 0)
     ours: set[int] = set()
@@ -391,7 +392,8 @@ def _is_of_a_side_thread(one: LoggedException) -> bool:
     return one.in_thread and not one.process.startswith(_INSIDE) and not one.functions() & _ENGINE_FUNCTIONS
 
 
-_INSIDE = ("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process")
+_WORKERS = ("Worker", "VllmWorker", "RayWorker")
+_INSIDE = ("EngineCore", *_WORKERS, "Process")
 
 
 def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
@@ -656,26 +658,18 @@ def _stop(timeline: LogTimeline, hits: Sequence[Hit], exceptions: Sequence[Logge
     hits = [hit for hit in hits if is_sound or hit.text.name != "uvicorn-stopped"]
     # A key on the terminal is heard by whatever runs there: the server's only where it says so, or nothing more.
     answers = [hit.at for hit in hits if hit.text.role is Role.STOP and hit.text.speaker != "terminal"]
-    answers += [one.at for one in exceptions if one.name == "KeyboardInterrupt"]
-    end = timeline.run_at(hits[0].at).end if hits else 0
-    hits = [
-        hit for hit in hits
-        if hit.text.speaker != "terminal" or end - hit.at <= LOOSE_REACH or any(hit.at < at for at in answers)
-    ]  # fmt: skip
+    heard = max([*answers, *(one.at for one in exceptions if one.name == "KeyboardInterrupt")], default=0)
+    end = timeline.run_at(hits[0].at).end - LOOSE_REACH if hits else 0
+    hits = [hit for hit in hits if hit.text.speaker != "terminal" or hit.at < heard or hit.at >= end]
     # A worker is stopped by its engine, also where the engine failed: only the others hear an operator.
-    asked = [hit.at for hit in hits if hit.text.role is Role.STOP and not _is_worker(timeline.log.lines[hit.at].process)]
+    asked = [
+        hit.at for hit in hits if hit.text.role is Role.STOP and not timeline.log.lines[hit.at].process.startswith(_WORKERS)
+    ]
     for one in exceptions:
-        if _is_worker(one.process):
-            continue
-        if one.name == "SystemExit" and one.functions() & {"signal_handler", "_signal_handler", "sigterm_handler"}:
-            asked.append(one.at)
-        if one.name == "KeyboardInterrupt":
+        by_signal = one.name == "SystemExit" and one.functions() & {"signal_handler", "_signal_handler", "sigterm_handler"}
+        if (by_signal or one.name == "KeyboardInterrupt") and not one.process.startswith(_WORKERS):
             asked.append(one.at)
     return min(asked, default=None)
-
-
-def _is_worker(process: str) -> bool:
-    return process.startswith(("Worker", "VllmWorker", "RayWorker"))
 
 
 _SERVER = "APIServer pid="  # one a server: those of --api-server-count have a number in their name
@@ -711,7 +705,8 @@ def _choose_root(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: L
     if root.text is not None and root.text.name in ("kv-negative", "no-gpu-blocks"):  # the figure that vLLM then complains of
         return next((one for one in solid if one.code is root.code and one.exception is not None), root)
     if root.text is not None and root.text.name == "validation-error":  # what was invalid stands in the lines below
-        return next((one for one in solid[1:] if one.exception is root.exception and one.at <= root.at + FOLLOWING), root)
+        below = (one for one in solid[1:] if one.exception is root.exception and one.at <= root.at + FOLLOWING)
+        return next((one for one in below if not one.code.is_memory), root)
     if root.step is not None and root.code not in (Code.STARTUP_FREE_MEMORY_CHECK, Code.RUNTIME_NEIGHBOUR):
         named = next((one for one in solid if one.text is not None and one.text.name in _NAMES_STEP), None)
         if named is not None:
@@ -757,12 +752,12 @@ def _is_memory_failure(
     if root is not None:
         if root.code.is_memory:
             return True if root.confidence >= 0.4 else None
-        if root.text is None and root.exception is not None and not root.exception.kind:
-            return None  # it breaks off
-        if root.text is None and root.exception is not None and any("alloc" in name for name in _innermost(root.exception)):
-            return None  # whoever was asked for memory says nothing that is known
+        unknown = root.exception if root.text is None else None
+        calls = " ".join(f"{frame.file} {frame.function}" for frame in unknown.frames[-2:]) if unknown is not None else ""
+        if unknown is not None and (not unknown.kind or "alloc" in calls.lower()):
+            return None  # it breaks off, or whoever was asked for memory says nothing that is known
         # Words about memory in an exception nobody knows: not to be called either way.
-        said = root.exception.message[:2_000] if root.text is None and root.exception is not None else ""
+        said = unknown.message[:2_000] if unknown is not None else ""
         return None if re.search(_ABOUT_MEMORY, said) and not re.search(_REFUSED, said) else False
     if deaths or _complains(timeline, run, run.end):
         return None  # something failed, and what is here does not say of what
@@ -771,11 +766,6 @@ def _is_memory_failure(
         warned = [one for one in timeline.exceptions if one.warned and run.first <= one.at < run.end]
         return None if any("ut of memory" in one.message for one in warned) else False
     return None
-
-
-def _innermost(one: LoggedException) -> list[str]:
-    """The files and functions of the last calls, in small letters."""
-    return [name.lower() for frame in one.frames[-2:] for name in (frame.file, frame.function)]
 
 
 _ABOUT_MEMORY = r"(?i)\bmemory\b|\bOOM\b|\ballocation\b|\balloc\w{0,9}\b.{0,40}(?:fail|bytes|\d ?[KMGT]i?B)|fail.{0,40}\balloc"
@@ -804,5 +794,4 @@ def _complains(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
 
 
 def _is_error(line: LogLine) -> bool:
-    inside = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
-    return line.level in ("ERROR", "CRITICAL") and line.process.startswith(inside)
+    return line.level in ("ERROR", "CRITICAL") and line.process.startswith(("EngineCore", *_WORKERS))
