@@ -21,7 +21,7 @@ from plimsoll.doctor.rules.root_cause import OomFigures, Symptom, parse_oom, par
 from plimsoll.doctor.rules.timeline import FOLLOWING, LogTimeline
 from plimsoll.doctor.words import finding, remedies, words
 from plimsoll.findings import Code, Evidence, Finding, Remedy
-from plimsoll.units import GIB, MIB, format_count, format_gib
+from plimsoll.units import GIB, format_count
 from plimsoll.vllm.failure_texts import Role
 from plimsoll.vllm.metrics_page import Page
 
@@ -143,8 +143,8 @@ def last_words(last: LastFailure | None) -> str:
     size += f", at {last.site}" if last.site != UNKNOWN_SITE else ""
     size += f", {_SPECIAL[last.kind]}" if last.kind in _SPECIAL else ""
     if last.asked_bytes is not None:
-        free = f", {_size(last.free_bytes)} free" if last.free_bytes is not None else ""
-        size += f" (asked for {_size(last.asked_bytes)}{free})"
+        free = f", {gib(int(last.free_bytes))} free" if last.free_bytes is not None else ""
+        size += f" (asked for {gib(int(last.asked_bytes))}{free})"
     return size
 
 
@@ -160,10 +160,6 @@ def cost_words(found: Survival) -> list[str]:
     if found.is_shrunk and found.tokens_now is not None and found.tokens_start is not None:
         parts.append(f"steps of at most {found.tokens_now:.0f} tokens now, {found.tokens_start:.0f} at the start")
     return parts
-
-
-def _size(size: float) -> str:
-    return f"{size / MIB:.0f} MiB" if MIB <= size < GIB else format_gib(int(size))
 
 
 # Containment (`plimsoll.inside`, PLIMSOLL_SURVIVE) writes into a server's log:
