@@ -27,6 +27,7 @@ from plimsoll.doctor.rules.timeline import (
     ServerProgress,
     ServerRun,
     TracebackFrame,
+    is_of_another_file,
     is_quoted,
     is_whole_and_foreign,
     step_of_frames,
@@ -35,7 +36,7 @@ from plimsoll.doctor.rules.timeline import (
 from plimsoll.doctor.words import words
 from plimsoll.findings import Code
 from plimsoll.units import GIB
-from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, ENDERS, PLACES, TRAINER_FILES, FailureText, Role
+from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, PLACES, TRAINER_FILES, FailureText, Role
 
 _compiled = cache(re.compile)
 _SIZE = r"(\d{1,12}(?:\.\d{1,6})?) ?(bytes|B|KiB|KB|MiB|MB|GiB|GB|TiB)"
@@ -292,9 +293,8 @@ def _is_caught(one: LoggedException, lines: Sequence[LogLine], *, are_named: boo
 
     `are_named`: what a server's processes say has their names before it.
     """
-    file = lines[one.at].place.rpartition(":")[0]
-    is_told_by_nobody = are_named and not (one.process or one.frames or file)
-    return is_told_by_nobody or (bool(file) and file.rpartition("/")[2] not in ENDERS)
+    is_told_by_nobody = are_named and not (one.process or one.frames or lines[one.at].place)
+    return is_told_by_nobody or is_of_another_file(lines[one.at])
 
 
 def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> frozenset[int]:

@@ -15,6 +15,7 @@ from plimsoll.findings import Code
 from plimsoll.redaction import hide_user_text_lines
 from plimsoll.vllm.failure_texts import (
     COLLECTIVE_FILES,
+    ENDERS,
     GRAPH_FILES,
     LOGITS_FILES,
     MODEL_FILES,
@@ -567,13 +568,19 @@ def _milestones(lines: Sequence[LogLine]) -> Iterator[tuple[int, ServerProgress]
                 break
 
 
+def is_of_another_file(line: LogLine) -> bool:
+    """True for a record of vLLM's by a file that tells of no end: what it says of an exception was caught."""
+    file = line.place.rpartition(":")[0]
+    return bool(file) and file.rpartition("/")[2] not in ENDERS
+
+
 def _runs(lines: Sequence[LogLine], hits: Sequence[Hit], exceptions: Sequence[LoggedException]) -> list[ServerRun]:
     """Split where a server introduces itself after another has come to its end.
 
     The API server speaks first and its engine after it: the engine's introduction begins a life of its own only where no
     API server has spoken since the last one began.
     """
-    raised = {one.at for one in exceptions}
+    raised = {one.at for one in exceptions if not is_of_another_file(lines[one.at])}
     # Another program's exception, with the line that announces it, ends no server.
     foreign = {at for one in exceptions if is_whole_and_foreign(one, lines) for at in range(one.first - 1, one.at + 1)}
     own = [hit for hit in hits if hit.text.role is not Role.NOISE and hit.at not in foreign]
