@@ -306,8 +306,7 @@ def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> 
     lines = timeline.log.lines
     if not any(is_whole_and_foreign(one, lines) for one in exceptions):
         return frozenset()
-    is_ours = (any("vllm" in frame.file for frame in one.frames) for one in exceptions)
-    if not timeline.milestones and not any(line.process or line.place for line in lines) and not any(is_ours):
+    if not timeline.milestones and not any(line.process or line.place or "vllm" in line.text for line in lines):
         return frozenset()
     last = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].text.strip()), 0)
     ours: set[int] = set()
