@@ -319,7 +319,8 @@ def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> 
 
     def is_last_word(one: LoggedException) -> bool:
         first = timeline.run_at(one.first).first
-        is_late = timeline.came_up_before(one.first) or any(first <= at < one.first for at in died)
+        refused = (hit.at > one.at and hit.text.speaker == "argparse" for hit in timeline.hits)  # it never came to run
+        is_late = timeline.came_up_before(one.first) or any(first <= at < one.first for at in died) or any(refused)
         return one.at + one.message.count("\n") >= last and not is_late
 
     return frozenset(one.at for one in exceptions if one.at not in ours and not is_last_word(one))
