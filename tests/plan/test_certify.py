@@ -116,6 +116,7 @@ def test_every_flag_that_is_said_to_close_a_kind_closes_it(name: str) -> None:
         (("--enable-dbo",), "--enable-dbo"),
         (("--speculative-config", '{"method": "eagle3", "model": "/nowhere/drafter", "num_speculative_tokens": 2}'), "drafter"),
         (("--runner", "pooling"), "pooling"),
+        (("--kv-cache-dtype", "nvfp4"), "--kv-cache-dtype nvfp4"),
         (("--distributed-executor-backend", "external_launcher"), "which model runner"),
         (("--speculative-config", '{"method": "suffix", "num_speculative_tokens": 2}'), "which model runner"),
     ],

@@ -48,6 +48,7 @@ _HARMLESS = {
     "--mamba-cache-mode": ("none", "align"),
     "--ec-transfer-config": (),
 }
+_COUNTED_CACHES = ("auto", "float16", "bfloat16", "half", "float", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
 _DOUBTFUL_SWITCHES = ("--enable-elastic-ep", "--kv-sharing-fast-prefill")
 _DRAFTS_ON_SECOND = ("eagle", "eagle3", "mtp", "deepseek_mtp")
 # Experts that 0.26 to 0.28 run on the second runner beside plan's own list.
@@ -78,6 +79,8 @@ def read_limits(flags: Flags, environment: Mapping[str, str]) -> RequestLimits:
     unknown = [f"{name}: {what}" for name, what in words.items() if flags.text(name) not in (None, "0") or flags.switch(name)]
     if flags.word("--runner") in ("pooling", "draft") or flags.text("--task") not in (None, "auto", "generate"):
         unknown.append("a pooling model's step")
+    if (dtype := flags.word("--kv-cache-dtype")) not in _COUNTED_CACHES:
+        unknown.append(f"--kv-cache-dtype {dtype}: what kernels unpack of such a cache")
     compilation = flags.mapping("--compilation-config")
     if compilation.get("cudagraph_mm_encoder"):
         unknown.append("the encoder's CUDA graphs")

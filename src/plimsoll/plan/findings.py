@@ -17,7 +17,7 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import WhyRefused
 from plimsoll.plan.ledger import MEASURED_TOWERS, Ledger, embedding_table, film_tokens, keeps_copies
 from plimsoll.plan.settings import SMALLER_CARD, Settings, whole_item_tokens
-from plimsoll.units import GIB, filled, format_count, format_gib
+from plimsoll.units import GIB, ceil_div, filled, format_count, format_gib
 from plimsoll.vllm.versions import Behaviour, table
 
 _TEXTS = table("findings", "plan")  # titles and reasons, by the names that the code below knows them by
@@ -147,10 +147,14 @@ def _weights_and_cache(ledger: Ledger) -> Iterator[Finding]:
         yield _finding("no-cache", **how, requested=requested.value, largest=largest, size=term.value, missing=-kv.value)
     elif refusal is not None:
         is_nothing = refusal.why is WhyRefused.NOTHING_FITS
+        block = ledger.kv_plan.bytes_per_block
+        enough = (ceil_div(refusal.needed_bytes, block) + 1) * block  # vLLM keeps one
+        is_given = ledger.settings.kv_cache_memory_bytes is not None and not is_nothing
         yield _finding(
             "too-long", **how, what="not one token fits" if is_nothing else "one request of full length does not fit",
             length=ledger.kv_plan.max_model_len, needed=refusal.needed_bytes, available=refusal.available_bytes,
             fits=ledger.kv_plan.largest_context_that_fits,
+            given=f"; --kv-cache-memory-bytes {enough} holds one" if is_given else "",
         )  # fmt: skip
 
 
