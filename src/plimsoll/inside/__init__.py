@@ -1,9 +1,9 @@
-"""What runs in vLLM's own processes: the figures, the gate and the recording that vLLM lacks.
+"""The part of plimsoll in vLLM's own processes: the figures, the gate and the recording that vLLM lacks.
 
     vllm serve MODEL --worker-extension-cls plimsoll.inside.Probe --middleware plimsoll.inside.Gate
 
-vLLM asks this package for the two names; each is imported when it is asked for, in the process that asks. Nothing here
-needs more than vLLM brings, and importing it touches neither a device nor the network.
+vLLM reads the two names from this package; each is imported at that moment, in that process. Nothing here needs more than
+vLLM brings, and importing it touches neither a device nor the network.
 """
 
 from __future__ import annotations

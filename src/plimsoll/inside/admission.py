@@ -1,9 +1,9 @@
 """The admission rules: the drain lease, the expected wait for shedding, and readiness. Pure; times are arguments.
 
 A drain has two phases. `leaving`: not ready, so that a balancer stops sending, but everything is still admitted. `refusing`:
-new work is refused. The second comes when no request has arrived for a while (the balancer is seen to have stopped), when a
-bound has passed, or when it is asked for. A lease that nobody renews ends the drain: a guard that died must not keep a
-server out of service. Epochs only grow: whoever comes with an older one has been replaced and is refused.
+new work is refused. The second phase begins when no request has arrived for a while (so the balancer has stopped sending),
+when a time limit has passed, or when the caller asks for it. A lease that nobody renews ends the drain: a guard that died must
+not keep a server out of service. Epochs only grow: a caller with an older epoch has been replaced and is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Drain(NamedTuple):
         return self.until > now
 
     def phase(self, now: float, last_admitted: float) -> str:
-        """Serving, leaving or refusing; `last_admitted` is when any API server last took a request in, 0 if none did."""
+        """Returns SERVING, LEAVING or REFUSING; `last_admitted`: when any API server last admitted a request, 0 if none did."""
         if not self.is_on(now):
             return SERVING
         quiet_since = max(self.since, last_admitted)
@@ -60,12 +60,12 @@ def begin(
     refuse: bool = False,
     **bounds: Any,
 ) -> Drain:
-    """A new drain, or the running one prolonged; of `bounds` None is left as it is. Raises StaleEpoch."""
+    """Returns a new drain, or the running one prolonged; a bound that is None stays as it is. Raises StaleEpoch."""
     base = current if current.is_on(now) else Drain(since=now)
     return base._replace(
         epoch=_newer(current, epoch),
         until=now + lease_s,
-        # Whatever brought phase two about: neither a renewal nor longer bounds in it undo it.
+        # Phase two is final, whatever brought it about: neither a renewal nor longer bounds undo it.
         is_refusing=refuse or current.phase(now, last_admitted) == REFUSING,
         **{name: value for name, value in bounds.items() if value is not None},
     )
@@ -81,10 +81,10 @@ def _newer(current: Drain, epoch: int | None) -> int:
     return current.epoch if epoch is None else epoch
 
 
-# Whether a new request would have to wait too long, and when it should come again. Pure arithmetic, no clock.
+# Shedding: would a new request have to wait too long, and when should it come again? Pure arithmetic, no clock.
 #
-# The wait is the tokens that are queued ahead of it, divided by what the engine has lately done in a second. Unknown is
-# never a reason to refuse, and neither is a request that a free place waits for.
+# The wait is the tokens that are queued ahead of the request, divided by the engine's recent tokens per second. An unknown
+# wait never refuses a request, and neither does an engine with a free place.
 
 PRIORITIES = {"low": 0.5, "normal": 1.0, "high": 2.0}  # times the bound
 PRIORITY_HEADER = b"x-plimsoll-priority"
@@ -92,16 +92,16 @@ LONGEST_RETRY_S = 120
 
 
 class Queue(NamedTuple):
-    """What waits ahead of a new request, over all API servers of this engine."""
+    """The work ahead of a new request, over all API servers of this engine."""
 
     waiting: int | None  # requests the engine says it has not begun
     running: int | None
     places: int | None  # requests the engine runs at once at most
-    queued_tokens: float  # prompt tokens of those that wait, with the output expected of each
-    coming: int  # let in by a gate and not yet with the engine: being read, tokenised, decoded from images
+    queued_tokens: float  # prompt tokens of the waiting requests, with the output expected of each
+    coming: int  # requests that a gate let in and the engine does not have yet: being read, tokenised, their images decoded
     tokens_each: float | None  # prompt and output tokens of a usual request
-    coming_item_tokens: float  # for the images and sounds among those
-    tokens_per_s: float | None  # what the engine has lately done
+    coming_item_tokens: float  # for the images and sounds in the requests that are coming
+    tokens_per_s: float | None  # the engine's recent rate
 
 
 class Wait(NamedTuple):
@@ -112,11 +112,11 @@ class Wait(NamedTuple):
 
 
 def expected_wait(queue: Queue) -> Wait:
-    """Seconds until a request that comes now would begin; 0 where a place is free."""
+    """Returns the seconds until a request that comes now would begin; 0 where a place is free."""
     waiting = queue.waiting or 0
     coming = queue.coming
     if waiting == 0 and queue.places is not None:
-        # Nothing waits, so those that come take the free places first: an idle server refuses nobody.
+        # Nothing waits, so the coming requests take the free places first: an idle server refuses nobody.
         coming = max(0, coming - max(0, queue.places - (queue.running or 0)))
     if waiting == 0 and coming == 0:
         return Wait(0.0, "nothing waits")
@@ -132,13 +132,13 @@ def expected_wait(queue: Queue) -> Wait:
 
 
 def retry_after(wait_s: float, bound_s: float) -> int:
-    """Whole seconds until the wait should be back within the bound."""
+    """Returns the whole seconds until the wait should be back within the bound."""
     return max(1, min(LONGEST_RETRY_S, math.ceil(wait_s - bound_s)))
 
 
-# Ready or not, and why not. Being full or shedding never is a reason: it would push the load onto the other servers.
+# Readiness, and why a server is not ready. A full or shedding server stays ready: else its load would fall on the others.
 
-REASONS = STARTING, DEAD, WEDGED, ASLEEP, DRAINING = "starting", "dead", "wedged", "asleep", "draining"  # the gravest is named
+REASONS = STARTING, DEAD, WEDGED, ASLEEP, DRAINING = "starting", "dead", "wedged", "asleep", "draining"  # gravest first
 
 
 class Readiness(NamedTuple):
@@ -153,7 +153,7 @@ class Readiness(NamedTuple):
 
 
 def judge(*, has_engine: bool, is_dead: bool, is_wedged: bool, asleep: str, is_stopping: bool, drain_phase: str) -> Readiness:
-    """The gravest reason that holds; `asleep` says how, `is_stopping`: vLLM was told to end."""
+    """Returns the gravest reason that is true. `asleep` says how the engine sleeps; `is_stopping`: vLLM was told to end."""
     reasons = (
         (not has_engine, STARTING, "the engine is not there yet"),
         (is_dead, DEAD, "vLLM says that its engine is dead; only a restart helps"),

@@ -18,7 +18,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class GateAnswer(NamedTuple):
-    """One answer, to be sent by whoever holds the connection."""
+    """One answer, which the holder of the connection sends."""
 
     status: int
     body: Mapping[str, Any]
@@ -30,17 +30,17 @@ class GateAnswer(NamedTuple):
 
 
 def error(status: int, message: str, kind: str, headers: Headers = (), param: str | None = None) -> GateAnswer:
-    """An error as OpenAI's API words one."""
+    """Returns an error in the form of OpenAI's API."""
     return GateAnswer(status, {"error": {"message": message, "type": kind, "param": param, "code": status}}, headers)
 
 
 def busy(message: str, retry_after_s: int) -> GateAnswer:
-    """503: come again later, or elsewhere at once; the connection is closed so that the next one goes through the balancer."""
+    """Returns a 503: retry later, or elsewhere at once. It closes the connection: a retry goes through the balancer."""
     return error(503, message, "ServiceUnavailableError", retry_headers(retry_after_s))
 
 
 def retry_headers(retry_after_s: int) -> Headers:
-    """When to come again, and over another connection."""
+    """Returns headers that tell the client when to retry, and to use another connection."""
     return ((b"retry-after", str(retry_after_s).encode()), (b"connection", b"close"))
 
 
@@ -53,7 +53,7 @@ async def send_answer(send: Send, answer: GateAnswer, *, is_head: bool = False) 
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, answer: GateAnswer) -> None:
-    """Answer a request or refuse a websocket before it opens: with the answer where the server can send one there."""
+    """Answers a request, or refuses a websocket before it opens, with the answer where the server can send one there."""
     if scope["type"] != "websocket":
         await send_answer(send, answer, is_head=scope.get("method") == "HEAD")
         return
@@ -67,7 +67,7 @@ async def refuse(scope: Scope, receive: Receive, send: Send, answer: GateAnswer)
 
 
 def with_headers(message: Message, extra: Iterable[tuple[bytes, bytes]]) -> Message:
-    """The start of a response with these headers in place of any of the same name."""
+    """Returns the start of a response with these headers in place of any of the same name."""
     added = list(extra)
     names = {name for name, _ in added}
     kept = [(name, value) for name, value in message.get("headers", ()) if bytes(name).lower() not in names]
@@ -82,7 +82,7 @@ class BadAsk(Exception):
 
 
 def fields_of(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
-    """The object in the body; an empty body is an empty object. An unknown field is a mistake: it may be a misspelt bound."""
+    """Returns the object in the body, {} for an empty body. Raises BadAsk for an unknown field: it may be a misspelt bound."""
     if not body.strip():
         return {}
     try:
@@ -99,7 +99,7 @@ def fields_of(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As JSON has it; which of two values of one name is meant nobody knows."""
+    """Returns one JSON object. Raises BadAsk for a name that comes twice: nobody knows which value is meant."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise BadAsk("a field stands there twice")
@@ -107,7 +107,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def number(fields: dict[str, Any], name: str, low: float, high: float, default: float | None = None) -> float | None:
-    """A number within its bounds, or the default where it is not given."""
+    """Returns a number within its bounds, or the default where it is not given."""
     value = fields.get(name)
     if value is None:
         return default
@@ -117,7 +117,7 @@ def number(fields: dict[str, Any], name: str, low: float, high: float, default: 
 
 
 def whole(fields: dict[str, Any], name: str, low: int, high: int) -> int | None:
-    """A whole number within its bounds, or None where it is not given."""
+    """Returns a whole number within its bounds, or None where it is not given."""
     value = fields.get(name)
     if value is None:
         return None
@@ -127,18 +127,18 @@ def whole(fields: dict[str, Any], name: str, low: int, high: int) -> int | None:
 
 
 def switch(fields: dict[str, Any], name: str) -> bool:
-    """True or false; false where it is not given."""
+    """Returns True or False; False where it is not given."""
     value = fields.get(name, False)
     if not isinstance(value, bool):
         raise BadAsk(f"{name} is neither true nor false")
     return value
 
 
-# A drain refuses work alone: not requests that only look, nor those that steer the server.
+# A drain refuses only work, not requests that only read or that control the server.
 
 OWN = "/plimsoll/"
 
-# POST, but no work for the engine: they steer it, and an operator needs them most while it drains.
+# POST, but no work for the engine: these control it, and an operator needs them most while it drains.
 STEERING = frozenset("""
     /ping /pause /resume /sleep /wake_up /abort_requests /collective_rpc /release_kv_cache_memory
     /reset_prefix_cache /reset_mm_cache /reset_encoder_cache
@@ -154,12 +154,12 @@ RESPONSES = "/v1/responses/"
 
 
 WORK = "work"  # in flight until it ends; a drain in phase two, or shedding, may refuse it
-FOLLOW_UP = "follow-up"  # reads or cancels what was begun before: in flight, never refused
+FOLLOW_UP = "follow-up"  # reads or cancels earlier work: in flight, never refused
 ASIDE = "aside"  # neither
 
 
 def route_of(kind: str, method: str, path: str) -> str:
-    """What a request is to the gate; what is not known is work, so that a drain never lets it pass unseen."""
+    """Returns WORK, FOLLOW_UP or ASIDE for a request. An unknown path is WORK, so that a drain never lets it pass unseen."""
     if kind == "websocket":
         return WORK
     if path.startswith(RESPONSES) and (method in (*LOOKING, "DELETE") or path.endswith("/cancel")):
@@ -170,15 +170,15 @@ def route_of(kind: str, method: str, path: str) -> str:
 
 
 def path_of(scope_path: str, root_path: str) -> str:
-    """The path without the prefix that `--root-path` puts before it."""
+    """Returns the path without the prefix that `--root-path` puts before it."""
     prefix = root_path.rstrip("/")
     if prefix and (scope_path == prefix or scope_path.startswith(f"{prefix}/")):
         return scope_path[len(prefix) :] or "/"
     return scope_path
 
 
-# Behind a proxy on the same machine every client is 127.0.0.1, and uvicorn believes X-Forwarded-For from there; so neither
-# an address nor a header other than the token itself is ever asked.
+# Behind a proxy on the same machine every client is 127.0.0.1, and uvicorn believes X-Forwarded-For from there; so the gate
+# looks at no address and at no header but the token's own.
 
 OFF = "off"
 DENIED = "denied"
@@ -187,7 +187,7 @@ SHORTEST = 16
 
 
 class Tokens:
-    """Holds the digest of the token, never the token; a file that holds the token is read again when it has changed."""
+    """The digest of the token, never the token itself; the token's file is read again when it has changed."""
 
     def __init__(self, token: str, file: str = "", read: Callable[[], str] = str) -> None:
         self._file, self._read, self._stamp = file, read, _stamp(file)
@@ -202,7 +202,7 @@ class Tokens:
         return self._digest is not None
 
     def judge(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Whether a request with these headers is allowed, denied, or the endpoints are off."""
+        """Returns ALLOWED or DENIED for a request with these headers, or OFF where no token is set."""
         if self._file and (stamp := _stamp(self._file)) not in (None, self._stamp) and (news := self._read()):
             self._stamp = stamp
             self._take(news)
@@ -218,7 +218,7 @@ class Tokens:
 
 
 def _stamp(file: str) -> tuple[int, int] | None:
-    """What changes with a file's content: mounted secrets are replaced by other files, people write into theirs."""
+    """Returns a file's mtime and inode, or None: a mounted secret changes the inode, an edit in place the mtime."""
     try:
         found = os.stat(file)  # noqa: PTH116 - pathlib would take longer than all else here
     except OSError:

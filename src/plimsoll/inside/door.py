@@ -2,8 +2,8 @@
 
     PLIMSOLL_ADMIT=certified|shadow PLIMSOLL_CERTIFICATE=FILE vllm serve MODEL --middleware plimsoll.inside.Gate
 
-Here are the accounts: what the admitted requests of this API server may bring into one step, kind by kind. They lie on the
-server's own page too, and the sum over all API servers is judged. What knows vLLM is below `install`.
+Here are the accounts: the memory that the admitted requests of this API server may need in one step, kind by kind. The
+server's own page has them too, and the sum over all API servers is judged. The code that knows vLLM is below `install`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 # The certificate's table, as `plimsoll plan --certify --table FILE` writes it: the memory left beside weights, KV cache, graphs
-# and the worst plain step, and what each kind of special request takes of it. A table of another release, model or batch size
-# says nothing about this server and is not used.
+# and the worst plain step, and how much of it each kind of special request takes. A table of another release, model or batch
+# size says nothing about this server and is not used.
 
 SCHEMA = "plimsoll.certificate/1"
 LARGEST_FILE = 1 << 20
-LARGEST_NUMBER = 2.0**62  # what a shared page can hold
+LARGEST_NUMBER = 2.0**62  # that a shared page can hold
 MOST_KINDS = 64
-# Where vLLM keeps what a table may assume. A name that is not here is of the card or the allocator: nothing to compare with.
+# Where vLLM keeps the settings that a table may assume. Other names are the card's or the allocator's: nothing to compare with.
 HOMES = {
     "max_num_batched_tokens": ("scheduler_config", "max_num_batched_tokens"),
     "max_num_seqs": ("scheduler_config", "max_num_seqs"),
@@ -60,18 +60,18 @@ class BadTable(Exception):
 
 
 class RequestKind(NamedTuple):
-    """One kind of request, and what its phase of a step takes of the spare memory. Phases follow each other: each has all."""
+    """One kind of request, and the spare memory that its phase of a step takes. Phases run in turn: each can use all of it."""
 
     kind: str
     unit: str
     fixed_bytes: float
     bytes_per_unit: float
     most_units: float  # that one step can hold
-    scope: str  # "step": what requests of one step need together; "process": what one needs when it comes first
-    is_open: bool  # whether any request of this kind can exceed the spare memory
+    scope: str  # "step": memory that the requests of one step need together; "process": memory that the first one needs
+    is_open: bool  # True if a request of this kind can exceed the spare memory
 
     def cost(self, units: float) -> float:
-        """Bytes of so many units in one step, whoever asks for them."""
+        """Returns the bytes of so many units in one step, whoever asks for them."""
         return self.fixed_bytes + self.bytes_per_unit * min(units, self.most_units) if units > 0 else 0.0
 
 
@@ -80,7 +80,7 @@ def _is_word(value: object) -> bool:
 
 
 def _is_amount(value: object, least: float = 0.0) -> bool:
-    """Whether it is a number of bytes or units; NaN is within no bounds."""
+    """True if the value is a number of bytes or units from `least` on; False for NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST_NUMBER
 
 
@@ -96,7 +96,7 @@ SHAPE = {
 
 
 class CertificateTable(NamedTuple):
-    """What the door reads of a table."""
+    """The parts of a certificate's table that the door uses."""
 
     vllm: str
     model: str
@@ -106,7 +106,7 @@ class CertificateTable(NamedTuple):
 
 
 def read_certificate(path: str) -> CertificateTable:
-    """The table in this file; BadTable says in one sentence why it is not one."""
+    """Returns the table in this file. Raises BadTable, which says in one sentence why the file is none."""
     if not path:
         raise BadTable("PLIMSOLL_CERTIFICATE is not set")
     try:
@@ -133,7 +133,7 @@ def read_certificate(path: str) -> CertificateTable:
 
 
 def why_foreign(table: CertificateTable, vllm_version: str, config: Any) -> str:
-    """Why the table was made for another engine than the one with this config; empty where it was made for this one."""
+    """Returns why the table is for another engine than the one with this config; empty where it is for this one."""
     if _release(vllm_version) != _release(table.vllm):
         return f"the certificate is for vLLM {table.vllm[:40]}, and this is {vllm_version}"
     model_config = getattr(config, "model_config", None)
@@ -158,7 +158,7 @@ def _release(version: str) -> str:
 
 
 def _repository(name: str) -> str:
-    """The last part of a model's name, of a path to it, or of its folder in the Hugging Face cache (`models--ORG--NAME`)."""
+    """Returns the last part of a model's name, its path, or its folder in the Hugging Face cache (`models--ORG--NAME`)."""
     cached = [part for part in name.split("/") if part.startswith("models--")]
     whole = "/".join(cached[-1].split("--")[1:]) if cached else name.rstrip("/")
     return whole.rpartition("/")[2]
@@ -170,7 +170,7 @@ WHYS = (NEVER, NOT_NOW)
 REFUSED, WOULD = "refused", "would"
 # The kinds that one request makes; each has its fields on every API server's page.
 KINDS = ("prompt_logprobs", "logprobs", "penalties", "pictures", "adapter")
-ADD_UP = ("prompt_logprobs", "pictures")  # what requests of one step ask of these is needed together
+ADD_UP = ("prompt_logprobs", "pictures")  # the requests of one step need these together
 FIELDS = tuple(
     f"door_{kind}_{count}"
     for kind in KINDS
@@ -181,14 +181,14 @@ GIB = 2.0**30
 
 
 class Refusal(NamedTuple):
-    """Why a request is not let in."""
+    """The reason why a request is not let in."""
 
     why: str
     kind: str
     message: str
 
     def answer(self, retry_after_s: int) -> GateAnswer:
-        """400 or 503, in the form of vLLM's own errors."""
+        """Returns a 400 or 503 in the form of vLLM's own errors."""
         if self.why == NEVER:
             return error(400, self.message, "BadRequestError", param=PARAMETERS.get(self.kind))
         return error(503, self.message, "Service Unavailable", retry_headers(retry_after_s)[:1])
@@ -196,13 +196,13 @@ class Refusal(NamedTuple):
 
 @dataclass
 class Passage:
-    """One HTTP request on its way through the gate: the door's refusal, if any, and what of it was given to the engine."""
+    """One HTTP request on its way through the gate: the door's refusal, if any, and the engine requests made of it."""
 
     refusal: Refusal | None = None
     ring_counts: Mapping[str, int] = field(default_factory=dict)  # of the engine cores when it came
-    engine_requests: list[Any] = field(default_factory=list)  # ids; of a stand-in, its requests themselves
+    engine_requests: list[Any] = field(default_factory=list)  # their ids; in a stand-in, the requests themselves
     shapes: list[str] = field(default_factory=list)  # of those requests, without any text of theirs
-    is_followed: bool = False  # whether all that it gives to the engine is noted here
+    is_followed: bool = False  # True if every engine request made of it is noted here
 
 
 PASSAGE: contextvars.ContextVar[Passage | None] = contextvars.ContextVar("plimsoll_passage", default=None)
@@ -210,7 +210,7 @@ PASSAGE: contextvars.ContextVar[Passage | None] = contextvars.ContextVar("plimso
 
 @dataclass
 class _Hold:
-    """What an admitted request holds, by kind, until all its copies have ended."""
+    """The units that an admitted request holds, by kind, until all its copies have ended."""
 
     units: Mapping[str, int]
     to_come: int
@@ -225,17 +225,17 @@ class Door:
         self.open_because = ""
         self.certificate: CertificateTable | None = None
         self.not_judged: tuple[str, ...] = ()
-        self.kinds: Mapping[str, RequestKind] = {}  # that are judged, by name
+        self.kinds: Mapping[str, RequestKind] = {}  # the judged ones, by name
         self.is_running: Callable[[str], bool] = lambda name: True  # noqa: ARG005 - until an engine is known
         self._shared: Shared | None = None
         self.own = dict.fromkeys(FIELDS, 0)  # this server's part; its page shows the same
         self._holds: dict[str, _Hold] = {}
-        self._keys: dict[str, list[str]] = {}  # of each living request: what it holds
+        self._keys: dict[str, list[str]] = {}  # the keys of each living request's holds
 
     # Setting up
 
     def use(self, mode: str, certificate: CertificateTable, judged: Mapping[str, RequestKind]) -> None:
-        """Judge requests of these kinds from here on."""
+        """Judges requests of these kinds from here on."""
         self.mode, self.certificate, self.open_because, self.kinds = mode, certificate, "", dict(judged)
         self.not_judged = tuple(kind.kind for kind in certificate.kinds if kind.is_open and kind.kind not in judged)
 
@@ -243,7 +243,7 @@ class Door:
         self.mode, self.certificate, self.open_because, self.kinds, self.not_judged = mode, None, because, {}, ()
 
     def join(self, shared: Shared) -> None:
-        """Show the accounts on this API server's page from here on, and take in those of its fellows."""
+        """Shows the accounts on this API server's page from here on, and adds those of its fellows."""
         self._shared = shared
         for name, value in self.own.items():
             self._write(name, value)
@@ -259,7 +259,7 @@ class Door:
     # Admitting
 
     def admit(self, name: str, key: str, asks: Mapping[str, float], copies: int = 1) -> Refusal | None:
-        """Hold what a request takes, all its copies at once; the refusal where it is not covered, and then nothing is held.
+        """Holds the units of a request and all its copies, or returns the refusal and holds nothing.
 
         `name` is the first copy's own name, `key` that of the whole; `asks` are the units of each kind.
         """
@@ -273,7 +273,7 @@ class Door:
         held = {kind: int(units) for kind, units in asks.items() if kind in ADD_UP and self.kinds[kind].scope == "step"}
         full = self._take(held, spare)
         lost = [key for key, hold in self._holds.items() if not any(map(self.is_running, hold.living))] if full else []
-        if lost:  # vLLM has them no longer: what they hold is given back
+        if lost:  # vLLM has them no longer: give back what they hold
             for lost_key in lost:
                 hold = self._holds.pop(lost_key)
                 for living in hold.living:
@@ -290,16 +290,16 @@ class Door:
         return None
 
     def join_copy(self, name: str, key: str) -> None:
-        """Another copy of an admitted request is here."""
+        """Notes that another copy of an admitted request has come."""
         if (hold := self._holds.get(key)) is not None:
             hold.to_come -= 1
             hold.living.add(name)
             self._keys.setdefault(name, []).append(key)
 
     def _take(self, units: Mapping[str, int], spare: float) -> str:
-        """Put units on the account, then look at the sum: of two servers that do so at once neither sees too little.
+        """Puts units on the account, then looks at the sum: when two servers do so at once, neither sees too little.
 
-        The kind of which there is too much; then the account is as before.
+        Returns "", or the kind whose sum is too large; then the account is as before.
         """
         self._change(units, 1)
         full = next((kind for kind in units if self.admitted_bytes(kind) > spare), "")
@@ -329,12 +329,12 @@ class Door:
     # Giving back
 
     def leave(self, name: str) -> None:
-        """A request or a copy of one has ended, however it did; the second time does nothing."""
+        """Notes that a request, or a copy of one, has ended in any way; a second call does nothing."""
         for key in self._keys.pop(name, ()):
             self._let_go(key, name)
 
     def undo(self, name: str, key: str) -> None:
-        """It was admitted, and vLLM did not take it."""
+        """Gives back what a request holds that was admitted here and not taken by vLLM."""
         keys = self._keys.get(name, [])
         if key in keys:
             keys.remove(key)
@@ -344,7 +344,7 @@ class Door:
             self._let_go(key, name)
 
     def end_whole(self, key: str) -> None:
-        """No further copy of this request comes."""
+        """Notes that no further copy of this request comes."""
         hold = self._holds.get(key)
         if hold is not None:
             hold.to_come = 0
@@ -379,10 +379,10 @@ class Door:
         return self.own[name] + sum(page[name] for page in fellows)
 
     def admitted_bytes(self, kind: str) -> float:
-        """The most that one step may take for all admitted requests of a kind, over all API servers."""
+        """Returns the most bytes that one step may take for all admitted requests of a kind, over all API servers."""
         return self.kinds[kind].cost(self._total(f"door_{kind}_units"))
 
-    # Told
+    # Reporting
 
     def words(self) -> dict[str, Any]:
         return {
@@ -401,23 +401,23 @@ class Door:
         return {why: {kind: count for kind, count in counts.items() if count} for why, counts in tables.items()}
 
 
-DOOR = Door()  # one a process
+DOOR = Door()  # one for each process
 
 
 def install() -> None:
-    """vLLM calls this in each of its processes: the door goes into every engine client made there, if one is asked for."""
+    """Puts the door into every engine client of this process if PLIMSOLL_ADMIT is set; vLLM calls it in each process."""
     with FAULTS.noting("installing the door"):
         settings = InsideSettings()
         if settings.admit:
             install_into_vllm(DOOR, settings)
 
 
-# What the door knows of vLLM: where requests come in and end, what is special about one, and how a refusal is answered.
+# The part of the door that knows vLLM: where requests begin and end, what makes one special, and how a refusal is answered.
 #
 # A request is judged where vLLM's output processor takes it in, in the API server: its input is processed by then, so that
-# prompt tokens, encoder tokens, adapter and log-probabilities are known, and nothing of it is with the engine yet. The
-# methods are put onto each engine client's own output processor, so that vLLM's offline engine is left alone. The names and
-# signatures are those of 0.25 to 0.32; a vLLM that has others is left alone, and that is said.
+# prompt tokens, encoder tokens, adapter and log-probabilities are known, and the engine has nothing of it yet. The methods
+# are put onto each engine client's own output processor, so that vLLM's offline engine is left alone. The names and
+# signatures are those of 0.25 to 0.32; a vLLM that has others is left alone, and the log says so.
 #
 # a refusal becomes    up to 0.28                                            from 0.29 on
 # 400, never           VLLMValidationError                                   VLLMValidationError
@@ -433,7 +433,7 @@ PROCESSOR = {
 }
 REQUEST_FIELDS = ("request_id", "prompt_token_ids", "prompt_embeds", "mm_features", "sampling_params", "lora_request")
 PARAMS_FIELDS = ("n", "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty")
-# What each kind is counted in; a table that counts it in something else is not understood.
+# The unit of each kind; a kind that the table counts in another unit is not judged.
 UNITS = {
     "prompt_logprobs": "prompt tokens",
     "logprobs": "log-probabilities",
@@ -444,7 +444,7 @@ UNITS = {
 
 
 def install_into_vllm(door: Door, settings: InsideSettings, modules: Callable[[str], Any] = importlib.import_module) -> bool:
-    """Let every engine client that is made in this process have the door; False where this vLLM is not one that is known."""
+    """Puts the door into every engine client that is made in this process; returns False where this vLLM is not a known one."""
     try:
         client = modules("vllm.v1.engine.async_llm").AsyncLLM
         if IS_WRAPPED in client.__dict__:
@@ -475,7 +475,7 @@ def install_into_vllm(door: Door, settings: InsideSettings, modules: Callable[[s
 
 
 def _check(client: Any, modules: Callable[[str], Any]) -> None:
-    """TypeError or AttributeError, with the name, where something is not what it is known to be."""
+    """Raises TypeError or AttributeError, with the name, where this vLLM differs from the known ones."""
     if tuple(inspect.signature(client.__init__).parameters)[:2] != ("self", "vllm_config"):
         raise TypeError("AsyncLLM.__init__")
     processor = modules("vllm.v1.engine.output_processor").OutputProcessor
@@ -491,7 +491,7 @@ def _check(client: Any, modules: Callable[[str], Any]) -> None:
 
 
 def set_up(door: Door, client: Any, settings: InsideSettings, version: str) -> bool:
-    """Read the table and hold it against this engine; whether it is used. Either way is said in one line."""
+    """Reads the table and compares it with this engine; True if it is used. Logs either outcome in one line."""
     try:
         table = read_certificate(settings.certificate)
         reason = why_foreign(table, version, client.vllm_config)
@@ -513,8 +513,8 @@ def set_up(door: Door, client: Any, settings: InsideSettings, version: str) -> b
 
 
 def put_into(processor: Any, door: Door, refuse: Callable[[Refusal], Exception]) -> None:
-    """Wrap the three methods by which requests come and go, on this one output processor."""
-    # Asked for anew each time: the recorder may wrap the class later.
+    """Wraps the three methods by which requests come and go, on this one output processor."""
+    # The class's methods are looked up at each call: the recorder may wrap the class later.
     kind = type(processor)
     chunks = 0
 
@@ -568,7 +568,7 @@ def put_into(processor: Any, door: Door, refuse: Callable[[Refusal], Exception])
 
 
 def admit(door: Door, request: Any, key: str, copies: int) -> Refusal | None:
-    """The door's verdict on this request, also told to the gate that the request came through."""
+    """Returns the door's refusal of this request, if any, and notes it for the gate that the request came through."""
     if not door.kinds:
         return None
     refusal = door.admit(request.request_id, key, asks_of(request, door.kinds, copies), copies)
@@ -579,7 +579,7 @@ def admit(door: Door, request: Any, key: str, copies: int) -> Refusal | None:
 
 
 def asks_of(request: Any, kinds: Mapping[str, RequestKind], copies: int = 1) -> dict[str, float]:
-    """The units that a request with all its copies asks of each kind of the table."""
+    """Returns the units that a request with all its copies asks of each kind of the table."""
     params = request.sampling_params  # None where it pools
     asks: dict[str, float] = {}
 
@@ -590,15 +590,15 @@ def asks_of(request: Any, kinds: Mapping[str, RequestKind], copies: int = 1) -> 
         tokens = max((len(part) for part in (request.prompt_token_ids, request.prompt_embeds) if part is not None), default=0)
         asks["prompt_logprobs"] = tokens * copies
     if "logprobs" in kinds and is_given("logprobs", "logprob_token_ids"):
-        # The most that any request asks for is chosen for all; -1 is the whole vocabulary.
+        # A step computes as many for every request as the greediest one asks for; -1 is the whole vocabulary.
         count = len(getattr(params, "logprob_token_ids", None) or ()) if params.logprobs is None else params.logprobs
         asks["logprobs"] = kinds["logprobs"].most_units if count < 0 else max(1, count)
     penalties = () if params is None else (params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1)
     if "penalties" in kinds and any(penalties):
-        # One request with a penalty has the tokens of every row of its step counted.
+        # One request with a penalty makes vLLM count the tokens of every row of its step.
         asks["penalties"] = kinds["penalties"].most_units
     if "pictures" in kinds and request.mm_features:
-        # Copies share what the encoder made of them. What it has cached of earlier requests is not known here.
+        # Copies share the encoder's output. What it has cached from earlier requests is not known here.
         asks["pictures"] = sum(int(feature.mm_position.get_num_embeds()) for feature in request.mm_features)
     if "adapter" in kinds and request.lora_request is not None:
         asks["adapter"] = 1
@@ -606,7 +606,7 @@ def asks_of(request: Any, kinds: Mapping[str, RequestKind], copies: int = 1) -> 
 
 
 def _refusals(modules: Callable[[str], Any]) -> Callable[[Refusal], Exception]:
-    """What makes the exception of a refusal that this vLLM's front end turns into 400 or 503."""
+    """Returns a function that makes a refusal's exception, which this vLLM's front end turns into 400 or 503."""
     exceptions = modules("vllm.exceptions")
     invalid = exceptions.VLLMValidationError
     graceful = getattr(exceptions, "GracefulHTTPError", None)
@@ -616,7 +616,7 @@ def _refusals(modules: Callable[[str], Any]) -> Callable[[Refusal], Exception]:
             invalid.__init__(self, message)
             self.status_code, self.detail, self.headers = 503, message, None
 
-        # Without admission control: passes generate() as a bad request does, and is answered by its own status.
+        # No admission control here: this exception passes generate() as a bad request does, and its own status is answered.
         bases = (modules("fastapi").HTTPException, invalid)
         not_now: Any = type("NotNow", bases, {"__init__": start, "__str__": lambda self: self.detail})
     else:

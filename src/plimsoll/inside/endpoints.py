@@ -1,4 +1,4 @@
-"""The endpoints under /plimsoll/: what each takes and answers. No sockets: a request comes as values and leaves as one."""
+"""The endpoints under /plimsoll/: what each takes and answers. No sockets: requests and answers are plain values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Endpoint(NamedTuple):
 
 
 async def answer(gate: GateControl, ask: GateRequest, *, only_ready: bool = False) -> GateAnswer:
-    """The answer to one request under /plimsoll/; never raises. `only_ready`: the rest is served somewhere else."""
+    """Returns the answer to one request under /plimsoll/; never raises. `only_ready`: the other paths are served elsewhere."""
     endpoints = [endpoint for endpoint in ENDPOINTS if endpoint.path == ask.path]
     if not endpoints or (only_ready and endpoints[0].needs_token):
         where = "it is served where PLIMSOLL_LISTEN says" if endpoints else f"there is {', '.join(e.path for e in ENDPOINTS)}"
@@ -69,7 +69,7 @@ async def answer(gate: GateControl, ask: GateRequest, *, only_ready: bool = Fals
     if len(ask.body) > LARGEST_BODY:
         return error(413, f"the body is larger than {LARGEST_BODY} bytes", "BadRequestError")
     try:
-        # A probe of a balancer may send whatever it likes.
+        # A load balancer's probe may send any body.
         fields = fields_of(ask.body, endpoint.fields) if endpoint.needs_token else {}
         return await endpoint.handler(gate, fields)
     except BadAsk as problem:
@@ -82,7 +82,7 @@ async def answer(gate: GateControl, ask: GateRequest, *, only_ready: bool = Fals
 
 
 class Conflict(Exception):
-    """What was asked for cannot be done in the state that the server is in; the message says why."""
+    """A request that the server's present state does not allow; the message says why."""
 
 
 async def _ready(gate: GateControl, _fields: Fields) -> GateAnswer:
@@ -100,7 +100,7 @@ async def _state(gate: GateControl, _fields: Fields) -> GateAnswer:
 
 
 def state_of(gate: GateControl) -> dict[str, Any]:
-    """Everything the gate knows, as /plimsoll/state answers it."""
+    """Returns everything the gate knows, as /plimsoll/state answers it."""
     shared = gate.shared
     pages = shared.pages(look=True)
     gate.publish_queue(at_once=True)
@@ -144,10 +144,10 @@ def state_of(gate: GateControl) -> dict[str, Any]:
 
 
 def _is_idle(gate: GateControl) -> bool:
-    """Nothing in flight, nothing in the background, nothing with the engine, in any API server.
+    """True if no API server has a request in flight, in the background or with the engine.
 
-    A request may end and leave work in the background. A server that has not looked since its last one ended (it does so
-    once a second) is not known to be idle.
+    A request may end and leave work in the background, which each server looks for once a second. A server that has not
+    looked since its last request ended is not known to be idle.
     """
 
     def ended() -> list[int]:
@@ -304,7 +304,7 @@ async def _set_knobs(gate: GateControl, fields: Fields) -> GateAnswer:
 
 
 async def _knob_call(gate: GateControl, order: dict[str, Any]) -> GateAnswer:
-    """Ask every engine core, between two of its steps."""
+    """Sends an order to every engine core, which takes it between two of its steps, and returns the answer."""
     _refuse_while(gate, "starting", "dead")
     try:
         told = await gate.knobs.call(gate.engine.client, order, KNOB_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A fault of ours never fails a user's request: it is counted, and logged the first time it happens in a place."""
+"""Counts faults of our own code, so that none fails a user's request; logs the first one of each place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LOG = logging.getLogger("vllm.plimsoll")
 
 
 class _Noting:
-    """A `with` block whose exceptions are noted; what comes after it goes on. No generator: it stands in vLLM's step loop."""
+    """A `with` block whose exceptions are noted and not raised. No generator, because it is in vLLM's step loop."""
 
     __slots__ = ("_faults", "_where")
 
@@ -27,17 +27,17 @@ class _Noting:
 
 
 class FaultCounts:
-    """How often something of ours went wrong, by the place where it did."""
+    """The number of our own faults, by place."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
 
     def noting(self, where: str) -> _Noting:
-        """Note an exception of the `with` block and go on after it."""
+        """Returns a `with` block that notes its exception and lets the code after it go on."""
         return _Noting(self, where)
 
     def note(self, where: str, error: BaseException) -> None:
-        """Count one; the first of each place is logged with its kind. The message stays short: it may hold a user's text."""
+        """Counts an exception; logs the first of each place by its kind, without its message, which may hold a user's text."""
         trace, at = error.__traceback__, ""
         while trace is not None:
             at = f" at {trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}"
@@ -45,11 +45,11 @@ class FaultCounts:
         self.say(where, f"{where} failed ({type(error).__name__}{at}); it stands aside and the server goes on")
 
     def say(self, where: str, message: str) -> None:
-        """Count one that is no exception; the first of each place is logged."""
+        """Counts a fault that is no exception; logs the first of each place."""
         seen = self.counts.get(where, 0)
         self.counts[where] = seen + 1
         if seen == 0:
             LOG.warning("plimsoll: %s", message)
 
 
-FAULTS = FaultCounts()  # one a process
+FAULTS = FaultCounts()  # one for each process

@@ -1,7 +1,7 @@
 """The figures of one worker, from the worker to the API servers: one small file each, replaced whole with every sample.
 
-No call into the engine is needed to read them, so they are there while a step hangs, and after the worker has died.
-What is read may be torn, old, huge or somebody else's: such a file is skipped and counted.
+Reading them needs no call into the engine, so they are there while a step hangs, and after the worker has died.
+A file may be torn, old, huge or somebody else's: then it is skipped and counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plimsoll.inside.places import ancestors, is_alive, is_same_process, start_t
 
 @contextlib.contextmanager
 def replacing(folder: str, name: str) -> Iterator[BinaryIO]:
-    """A file that takes its name in the folder when it is whole, or not at all; one thread of one process writes it."""
+    """Yields a file that takes its name in the folder when it is whole, or not at all; one thread of one process writes it."""
     temporary = f"{folder}/.{name}.tmp"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -35,7 +35,7 @@ def replacing(folder: str, name: str) -> Iterator[BinaryIO]:
 
 
 def write_whole(folder: str, stem: str, content: dict[str, Any]) -> None:
-    """Put `stem`.json there."""
+    """Writes `stem`.json into the folder, whole or not at all."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     with replacing(folder, f"{stem}.json") as file:
         file.write(text)
@@ -48,9 +48,9 @@ FILES_MAX = 1024
 def read_files(
     folder: str, stem: str, what: str, check: Callable[[Any], dict[str, Any]]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Path and content of each `stem`-PID.json that stands its check.
+    """Yields the path and content of each `stem`-PID.json that passes its check.
 
-    What does not is skipped and counted: so is another user's file, one that is no plain file, too large or no JSON.
+    Other files are skipped and counted: also another user's file, and one that is no plain file, too large or no JSON.
     """
     names: list[str] = []
     with FAULTS.noting(f"listing {what}"):
@@ -71,20 +71,20 @@ def read_files(
             yield f"{folder}/{name}", content
 
 
-# Reports: what an engine core tells of its containment and of its knobs, in a file of its process's own.
+# Reports: an engine core's containment and its knobs, each in a file of its process's own.
 
 NUMBER = (int, float)
 
 
 def write_report(folder: str, stem: str, schema: str, told: dict[str, Any]) -> None:
-    """Put what this process tells where API servers find it, with who it is."""
+    """Writes this process's report, with its process numbers, where API servers find it."""
     pid = os.getpid()
     line = {"schema": schema, "pid": pid, "started": start_ticks(pid), "ancestors": ancestors(pid), **told}
     write_whole(folder, f"{stem}-{pid}", line)
 
 
 def read_reports(folder: str, stem: str, what: str, shape: dict[str, Any], key: int) -> list[dict[str, Any]]:
-    """The reports of living processes that come from process `key`; what dead ones left is taken away."""
+    """Returns the reports of living processes that descend from process `key`, and removes those of dead processes."""
     wanted = {"pid": int, "started": int, "ancestors": [int], **shape}
 
     def check(report: Any) -> dict[str, Any]:
@@ -104,9 +104,9 @@ def read_reports(folder: str, stem: str, what: str, shape: dict[str, Any], key: 
 
 
 def misfit(value: object, shape: Any, name: str = "it") -> str:
-    """The name of the part that is not of its shape; empty where all is.
+    """Returns the name of the first part that does not fit its shape; empty where all parts fit.
 
-    A shape is a type, a value, a check, one of a tuple of shapes, a list of one shape, or a table of shapes by name.
+    A shape is a type, a value, a check, a tuple (any of its shapes), a list of one shape, or a table of shapes by name.
     """
     if isinstance(shape, dict) and isinstance(value, dict):
         return next(filter(None, (misfit(value.get(key), kind, str(key)) for key, kind in shape.items())), "")
@@ -126,7 +126,7 @@ WORKERS = "the workers' figures"
 ANCESTORS_MAX = 256
 REASONS_MAX = 64
 
-# What a file holds, each a plain value or None with the reason under `reasons`.
+# The keys of a file: each a plain value, or None with the reason under `reasons`.
 PLAIN_KEYS = tuple(
     "schema pid started ancestors beat at every_s phase engine rank local_rank device device_name vllm torch samples "
     "sample_us walk_us".split()
@@ -144,13 +144,13 @@ LOOSE_KEYS = ("last_compact", "last_snapshot")  # what those calls returned, Non
 
 
 def empty_figures() -> dict[str, Any]:
-    """Figures of which nothing is known yet: every key, no value."""
+    """Returns figures with every key and no value."""
     nothing: dict[str, Any] = dict.fromkeys((*PLAIN_KEYS, *GROUPS, *LOOSE_KEYS))
     return {**nothing, "schema": SCHEMA, "ancestors": [], "reasons": {}, "faults": {}}
 
 
 def read_figures(folder: str, key: int, now: float) -> list[dict[str, Any]]:
-    """The figures of every worker that comes from process `key`, each with its `age_s` and whether it is `alive`."""
+    """Returns the figures of every worker that descends from process `key`, each with its `age_s` and `alive`."""
     workers = [figures for _, figures in read_files(folder, "worker", WORKERS, _checked) if key in figures["ancestors"]]
     for figures in workers:
         figures |= {"age_s": max(0.0, now - figures["beat"]), "alive": is_same_process(figures["pid"], figures["started"])}
@@ -163,7 +163,7 @@ def _order(value: object) -> int:
 
 
 def remove_dead(folder: str) -> None:
-    """Take away what workers left that are no more, half-written files among it."""
+    """Removes the files of workers that are gone, also half-written ones."""
     with FAULTS.noting(f"listing {WORKERS}"), os.scandir(folder) as entries:
         for entry in entries:
             kind, _, rest = entry.name.partition("-")
@@ -179,7 +179,7 @@ def remove_dead(folder: str) -> None:
 
 
 def _checked(content: object) -> dict[str, Any]:
-    """What is read, with every key there and every value of a kind that readers expect."""
+    """Returns figures with every key, and every value of a kind that readers expect. Raises ValueError for anything else."""
     if not isinstance(content, dict) or misfit(content, {"schema": SCHEMA, "pid": int, "beat": NUMBER, "ancestors": list}):
         raise ValueError("not figures of this schema")
     figures = empty_figures()
@@ -199,7 +199,7 @@ def _checked(content: object) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Numbers, words, yes and no as they are; anything else is unknown."""
+    """Returns a number, string or boolean as it is; None for anything else, or a number beyond all bounds."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, int) and abs(value) >= 1 << 63:

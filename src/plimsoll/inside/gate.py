@@ -2,7 +2,7 @@
 
     vllm serve MODEL --middleware plimsoll.inside.Gate
 
-It stands outermost. Whatever goes wrong in it is counted and logged once, and the request passes as if it were not there.
+It is the outermost middleware. Each of its errors is counted and logged once, and the request passes as if there were no gate.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.shared import ASLEEP, PAUSED
 from plimsoll.inside.tick import PATIENCE_S, Test, Tick
 
-# Shedding belongs innermost of all, so that whoever is not let in by vLLM's own key is refused for that, not for load; vLLM
-# puts our middleware around all others. A body is never held back: what passes is looked at for images, and handed on.
+# Shedding belongs innermost of all, so that a client without vLLM's own key is refused for the key, not for load; vLLM puts
+# our middleware around all others. A body is never held back: each part is searched for images and handed on.
 
-# As OpenAI's API and vLLM's name the parts of a message that are not text.
+# The names of OpenAI's API and vLLM's for the parts of a message that are not text.
 ITEM_MARKS = (b'"image_url"', b'"input_image"', b'"input_audio"', b'"audio_url"', b'"video_url"')
 TYPE_KEY = b'"type"'
 LONGEST_MARK = max(len(mark) for mark in ITEM_MARKS) + 16
@@ -50,13 +50,13 @@ DEEPEST = 50
 
 
 def insert_beneath(outer: Any, gate: GateControl) -> bool:
-    """Put a layer around the innermost app that the chain of middlewares ends in; False where there is no chain to go down."""
+    """Puts a ShedLayer around the innermost app of the chain of middlewares; False where there is no such chain."""
     node = outer
     for _ in range(DEEPEST):
         inner = getattr(node, "app", None)
         if inner is None or not callable(inner):
             return False
-        # The router itself, or what turns an app's exceptions into answers just around it, is what everything ends in.
+        # The chain ends in the router, or in the layer just around it that turns an app's exceptions into answers.
         if type(inner).__name__ in ("ExceptionMiddleware", "AsyncExitStackMiddleware", "Router", "APIRouter") or not hasattr(
             inner, "app"
         ):
@@ -67,7 +67,7 @@ def insert_beneath(outer: Any, gate: GateControl) -> bool:
 
 
 class ShedLayer:
-    """Refuses work that would wait too long; counts what is let in until it ends."""
+    """The layer that refuses work that would wait too long, and counts admitted requests until they end."""
 
     def __init__(self, app: App, gate: GateControl) -> None:
         self.app = app
@@ -101,7 +101,7 @@ class ShedLayer:
 
 
 class _Passing:
-    """One request on its way: its items while it comes in, and a Retry-After for a 503 of vLLM's own."""
+    """One request between client and vLLM: counts its items on the way in, adds Retry-After to a 503 of vLLM's own."""
 
     def __init__(self, gate: GateControl, receive: Receive, send: Send) -> None:
         self._control = gate
@@ -109,12 +109,12 @@ class _Passing:
         self._send = send
         self._tail = b""
         self.items = 0
-        self.is_in = False  # its body is here; one that is still being sent takes nobody's place
+        self.is_in = False  # its body is complete; a request that is still being sent takes nobody's place
         self.is_answering = False
         self.passage, self._holds_streams = Passage(), False
         with FAULTS.noting("following a request"):
             self.passage, self._holds_streams = gate.passage(), gate.can_fail_over
-        self._start: Message | None = None  # of a stream, until its first part is there: the door may refuse it before
+        self._start: Message | None = None  # of a stream, held back until its first part: the door may refuse it before
         self._is_refused = False
 
     def _is_here(self) -> None:
@@ -123,11 +123,11 @@ class _Passing:
             self._control.in_layer += 1
 
     async def receive(self) -> Message:
-        """The next part of the body, looked at and handed on."""
+        """Returns the next part of the body, its images and sounds counted."""
         message = await self._receive()
         if message["type"] == "http.request":
             with FAULTS.noting("looking for images"):
-                # A mark may lie across two chunks: the end of the last one is looked at again, less the marks whole in it.
+                # A mark may lie across two chunks: search the end of the last one again, without its whole marks.
                 seen = self._tail + message.get("body", b"")
                 items = items_in(seen) - items_in(self._tail)
                 self._tail = seen[-LONGEST_MARK:]
@@ -138,7 +138,7 @@ class _Passing:
         return message
 
     async def send(self, message: Message) -> None:
-        """The answer, with Retry-After where vLLM refuses without saying when to come again."""
+        """Passes the answer on, with Retry-After where vLLM refuses without it."""
         if not self.is_answering and message["type"] in ("http.response.start", "websocket.accept"):
             self._is_here()
             self.is_answering = True
@@ -160,9 +160,9 @@ class _Passing:
         await self._send(message)
 
     async def _send_start(self) -> bool:
-        """The start of a stream that was held back; whether another answer went out in its place.
+        """Sends the start of a stream that was held back; True if another answer went out in its place.
 
-        vLLM begins to answer a stream before it adds the request, and tells a refusal or its engine's death as an event
+        vLLM begins to answer a stream before it adds the request, and reports a refusal or its engine's death as an event
         with status 200: too late for a balancer to try elsewhere.
         """
         start, self._start = self._start, None
@@ -180,7 +180,7 @@ class _Passing:
         return True
 
     async def _send_elsewhere(self) -> bool:
-        """Whether the engine has died without beginning this request, so that it was told to go elsewhere."""
+        """Answers "try another server" if the engine died without beginning this request; True if it did so."""
         answer = None
         with FAULTS.noting("letting a request go elsewhere"):
             answer = self._control.failover(self.passage)
@@ -192,7 +192,7 @@ class _Passing:
 
 
 def items_in(body: bytes) -> int:
-    """Images, videos and sounds named in this part of a body: each names its kind as the value of `type`."""
+    """Returns the number of images, videos and sounds in this part of a body: each names its kind as the value of `type`."""
     count = 0
     for mark in ITEM_MARKS:
         place = body.find(mark)
@@ -203,19 +203,19 @@ def items_in(body: bytes) -> int:
     return count
 
 
-# What a request to one of these does to readiness once vLLM has answered it with success.
+# The sleep state after a successful request to one of these paths.
 SLEEP_CHANGES = {"/pause": PAUSED, "/sleep": ASLEEP, "/resume": 0, "/wake_up": 0}
 MARK = "plimsoll.gate"
 CLOSE = ((b"connection", b"close"),)
 
 
 class Gate:
-    """vLLM makes one for each API server and hands it the app it stands around."""
+    """The middleware; vLLM makes one for each API server and passes it the app to wrap."""
 
     def __init__(
         self, app: App, settings: InsideSettings | None = None, alone: Alone | None = None, test: Test = canary_fails
     ) -> None:
-        """Around vLLM's own server it takes what it needs of its process; `alone` and `test` are for engines without one."""
+        """In vLLM's own server it uses its process's objects; `alone` and `test` replace them for engines without a process."""
         self.app = app
         self._control: GateControl | None = None
         self._tick: Tick | None = None
@@ -229,7 +229,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gate = self._control
         kind = scope["type"]
-        if gate is None or MARK in scope:  # a gate stands around this one already
+        if gate is None or MARK in scope:  # another gate is around this one already
             return await self.app(scope, receive, send)
         scope[MARK] = True
         with FAULTS.noting("looking at the server"):
@@ -251,7 +251,7 @@ class Gate:
         return await self._pass(gate, scope, receive, send, path)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The life of the server: our page goes when it ends. An app that knows no lifespan raises here and lives on."""
+        """Follows the server's lifespan and removes our page at its end. An app without lifespan raises here and serves on."""
         is_over = False
 
         async def noticing() -> Message:
@@ -308,7 +308,7 @@ class Gate:
                 exchange = _Exchange(gate, receive, send, sleep, has_deadline=is_counted and scope["type"] == "http")
                 return await self.app(scope, exchange.receive, exchange.send)
         finally:
-            if is_counted:  # our page may be gone: a server that ends cuts off what still runs
+            if is_counted:  # our page may be gone: a server that ends cuts off running requests
                 with FAULTS.noting("counting the end of a request"):
                     gate.finish()
         return await refuse(scope, receive, send, refusal)
@@ -317,8 +317,8 @@ class Gate:
 class _Exchange:
     """A request's body on its way in, and its answer on its way out.
 
-    While a drain runs the body has a deadline: a client that stops sending must not hold it up. And every answer asks for a
-    new connection.
+    While a drain runs the body has a deadline, because a client that stops sending must not hold up the drain, and every
+    answer asks for a new connection.
     """
 
     def __init__(self, gate: GateControl, receive: Receive, send: Send, sleep: int | None, *, has_deadline: bool) -> None:

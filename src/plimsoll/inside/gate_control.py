@@ -1,6 +1,6 @@
-"""The state of one gate, and what it decides with it: admitted or refused, ready or not, how long the wait is.
+"""The state of one gate, and its decisions: admitted or refused, ready or not, how long the wait is.
 
-No sockets here: gate.py brings the requests, endpoints.py the questions, tick.py the time.
+No sockets here: gate.py brings the requests, endpoints.py the calls under /plimsoll/, tick.py the time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
 from plimsoll.inside.survive import report
 
-PATIENCE_S = 20.0  # how long the one who asked is kept waiting
+PATIENCE_S = 20.0  # how long a client waits before the answer that the call still runs
 MOST_SHAPES = 32  # of requests, in one line of the log
-BODY_S = 30.0  # for a request's body while a drain runs, counted from its beginning or the drain's
+BODY_S = 30.0  # for a request's body while a drain runs, from the later of the request's beginning and the drain's
 
 
 class Busy(Exception):
@@ -40,7 +40,7 @@ class Calls:
     """Calls into the workers: one at a time over all API servers (`lock_path`), without a timeout, and never cancelled.
 
     vLLM reads a reply that comes after a timeout as the result of the next step, and dies of it. So a call runs to its end
-    whatever becomes of the client that asked; after a while the client is told that it still runs.
+    whatever its client does; after a while the client is told that the call still runs.
     """
 
     def __init__(self, lock_path: str | None, patience_s: float = PATIENCE_S) -> None:
@@ -56,7 +56,7 @@ class Calls:
         return self._task is not None and not self._task.done()
 
     async def call(self, client: Any, method: str, arguments: tuple[Any, ...] = ()) -> dict[str, Any]:
-        """Run it in every worker; the outcome, or a word that it still runs. Busy when another one does."""
+        """Runs a method in every worker; returns the outcome, or that it still runs. Raises Busy while another call runs."""
         if self.is_running:
             raise Busy
         lock = -1
@@ -68,7 +68,7 @@ class Calls:
                 os.close(lock)
                 raise Busy from None
         self.began = time.monotonic()
-        # By a name of its own: once it is done another caller may come in before this one goes on.
+        # A local name too: once the task is done another caller may replace `_task` before this one goes on.
         task = self._task = asyncio.get_running_loop().create_task(self._run(client, method, arguments, lock))
         done, _ = await asyncio.wait({task}, timeout=self._patience_s)  # leaves the task alone, whatever happens
         if done:
@@ -92,13 +92,13 @@ class Calls:
         return outcome
 
 
-QUEUE_FRESH_NS = NS // 10  # what is queued is counted at most ten times a second
-AWAKE_STEPS = 3  # steps that show an engine awake which was said to sleep
+QUEUE_FRESH_NS = NS // 10  # the queue is counted at most ten times a second
+AWAKE_STEPS = 3  # steps that prove an engine awake whose flag says it sleeps
 AWAKE_AFTER_NS = NS
 
 
 class Alone(NamedTuple):
-    """What a gate has for itself where its engine has no processes of its own: several of them fit into one process."""
+    """The objects of a gate whose engine has no processes of its own, so that several gates fit into one process."""
 
     pulse: Pulse
     figures: Callable[[], list[dict[str, Any]]]
@@ -110,7 +110,7 @@ class Alone(NamedTuple):
 
 
 class GateControl:
-    """One a process. Everything that is read for each request lies in memory."""
+    """The state of one process's gate. Everything that a request needs is in memory."""
 
     def __init__(self, settings: InsideSettings, state: Any = None, pulse: Pulse = PULSE, alone: Alone | None = None) -> None:
         self.settings = settings
@@ -130,22 +130,22 @@ class GateControl:
         self.pulse = pulse if alone is None else alone.pulse
         self._passages: dict[int, Passage] = {}  # requests on their way
         self._is_death_said = False
-        self.bodies: dict[asyncio.Timeout, float] = {}  # that are still coming in, and since when
-        self.items = 0  # images, videos and sounds in requests that are not with the engine yet
-        self.in_layer = 0  # requests let in by the shed layer and not ended
-        self.answering = 0  # those of them whose answer has begun: they may be done with the engine and read slowly
-        self.is_stopping = False  # vLLM was told to end, and finishes what it has
+        self.bodies: dict[asyncio.Timeout, float] = {}  # that are still coming in, with the time each began
+        self.items = 0  # images, videos and sounds in the requests of the shed layer
+        self.in_layer = 0  # requests that the shed layer let in and that have not ended
+        self.answering = 0  # those whose answer has begun: the engine may be done while the client reads slowly
+        self.is_stopping = False  # vLLM was told to end, and finishes its requests
         self._queue_at_ns = 0
         self._asleep_steps = 0
 
     # In flight
 
     def enter(self) -> None:
-        """A request is here: it counts before it is judged, so that nobody sees none in flight while one slips in."""
+        """Counts a request in flight before it is judged, so that nobody sees none in flight while one slips in."""
         self.shared.own.add("in_flight", 1)
 
     def begin(self, *, is_new: bool = True) -> None:
-        """It was let in; one that only follows up on earlier work does not show that a balancer still sends."""
+        """Counts an admitted request; a follow-up on earlier work (not `is_new`) is no sign that a balancer still sends."""
         own = self.shared.own
         own.add("begun", 1)
         if is_new:
@@ -157,7 +157,7 @@ class GateControl:
     # Draining
 
     def phase(self) -> str:
-        """Serving, leaving or refusing. The common case costs one look at a number."""
+        """Returns SERVING, LEAVING or REFUSING. The common case reads only one number."""
         if self.shared.common["until_ns"] == 0:
             return SERVING
         drain = self.shared.drain()
@@ -180,7 +180,7 @@ class GateControl:
         return busy("this server is draining and takes no new requests; another one will", retry_s)
 
     def keep_drain(self, body_limit_s: float = BODY_S) -> None:
-        """Forget a drain whose lease has run out; while one runs, end the wait for bodies that are late."""
+        """Clears a drain whose lease has run out; while one runs, ends the wait for bodies that are late."""
         if self.shared.common["until_ns"] == 0:
             return  # the common case is quick
         if self.bodies and self.phase() != SERVING:
@@ -196,19 +196,19 @@ class GateControl:
     # The engine's death
 
     def follow(self) -> None:
-        """See to it that what requests give to the engine is noted, and look for its cores' rings."""
+        """Begins to note each request's engine requests, and looks for the rings of the engine cores."""
         if self.alone is None and self.settings.failover:
             self.is_following = follow_requests(self.engine.client, note_engine_request)
             self.rings.look()
 
     def passage(self) -> Passage:
-        """What is kept of one request on its way, until `forget`."""
+        """Returns the record of one request on its way, kept until `forget`."""
         passage = Passage(ring_counts=self.rings.counts(), is_followed=self.is_following)
         self._passages[id(passage)] = passage
         return passage
 
     def forget(self, passage: Passage) -> None:
-        """It has its answer. The first that ends by the engine's death has the log say which requests had begun then."""
+        """Drops an answered request. The first one after the engine's death logs which requests had begun by then."""
         if not self._is_death_said and self.engine.is_dead():
             self._is_death_said = True
             begun = [one for one in self._passages.values() if one.shapes and not self._never_began(one)]
@@ -224,11 +224,11 @@ class GateControl:
 
     @property
     def can_fail_over(self) -> bool:
-        """Whether it will be known of requests that come now if the engine had begun them: then no stream is begun early."""
+        """True if it is known of each new request when the engine begins it; then the gate holds back the start of a stream."""
         return self.settings.failover and self.is_following and (self.alone is not None or self.rings.is_active)
 
     def failover(self, passage: Passage) -> GateAnswer | None:
-        """The answer that lets a request go elsewhere; None unless the engine is dead and surely never began it."""
+        """Returns the answer that lets a request go elsewhere; None unless the engine is dead and surely never began it."""
         if not (self.settings.failover and passage.is_followed and self.engine.is_dead() and self._never_began(passage)):
             return None
         self.shared.own.add("refused_dead", 1)
@@ -237,17 +237,17 @@ class GateControl:
         headers = (*retry_headers(1), (b"x-plimsoll-reason", b"engine-died-unscheduled"))
         return error(503, message, "ServiceUnavailableError", headers)
 
-    # Sleep, as seen from the requests that cause it and from the engine's own word
+    # Sleep, as seen from the requests that cause it and from the engine's steps
 
     def note_sleep(self, how: int) -> None:
-        """0 awake, PAUSED or ASLEEP."""
+        """Notes the engine's sleep: 0 (awake), PAUSED or ASLEEP."""
         common = self.shared.common
         common["asleep"] = how
         common["asleep_at_ns"] = time.monotonic_ns()
         self._asleep_steps = self.pulse.steps
 
     def asleep_words(self) -> str:
-        """How it sleeps, empty when awake. Steps that go on are the better witness."""
+        """Returns how the engine sleeps, empty when awake. An engine that makes steps is awake, whatever was noted."""
         how = self.shared.common["asleep"]
         if how == 0:
             return ""
@@ -272,7 +272,7 @@ class GateControl:
         )
 
     def is_wedged(self) -> bool:
-        """Whether it was proven stuck and has not stepped since."""
+        """True if the engine was proven stuck and has made no step since."""
         proven_ns = self.shared.common["wedged_at_ns"]
         if proven_ns == 0:
             return False
@@ -284,14 +284,14 @@ class GateControl:
     # Shedding
 
     def shed_bound_s(self) -> float | None:
-        """The bound that holds now: the one asked for while its lease runs, else the one that was set at start."""
+        """Returns the bound in force: the leased one while its lease runs, else the one set at start."""
         common = self.shared.common
         if common["shed_until_ns"] > time.monotonic_ns():
             return common["shed_bound_ns"] / NS
         return self.settings.shed_wait_s
 
     def publish_queue(self, *, at_once: bool = False) -> None:
-        """Put this server's part of the queue on its page, at most ten times a second or at once."""
+        """Puts this server's part of the queue on its page: at most ten times a second, unless `at_once`."""
         now_ns = time.monotonic_ns()
         if now_ns - self._queue_at_ns < QUEUE_FRESH_NS and not at_once:
             return
@@ -313,17 +313,17 @@ class GateControl:
         own["queued_tokens"] = round(tokens)
         coming = self._coming(count)
         own["coming"] = coming
-        # Which of the requests in here have the items is not known: those that come get their share.
+        # It is not known which requests in the layer have the items: the coming ones get their share.
         own["coming_item_tokens"] = round(self.items * self.settings.item_tokens * coming / max(1, self.in_layer))
         own["tokens_per_s_milli"] = round((pulse.full_tokens_per_s(now_ns / NS) or 0.0) * 1000)
         own["tokens_each_milli"] = round((pulse.prompt_tokens.value + output_each) * 1000)
 
     def _coming(self, count: int) -> int:
-        # On their way to the engine, which has `count`: not with it, and not answered yet either.
+        # Requests on their way to the engine, which has `count`: neither with it nor being answered.
         return max(0, self.in_layer - max(self.answering, count))
 
     def queue(self) -> admission.Queue:
-        """What waits, over all API servers. The engine tells one of them at a time how many wait: the newest word holds."""
+        """Returns the queue over all API servers. The engine reports to one of them at a time: the newest report counts."""
         self.publish_queue()
         shared = self.shared
         fed = [page for page in shared.pages() if page["is_fed"] and page["steps"]]
@@ -331,12 +331,12 @@ class GateControl:
         lengths = [page["tokens_each_milli"] for page in fed if page["tokens_each_milli"]]
         count = self.engine.request_count()
         coming = shared.total("coming") - shared.own["coming"] + self._coming(count)
-        # An engine whose last requests were all taken back says nothing any more: no more wait or run than there are.
+        # An engine whose last requests were all aborted reports no more: no more can wait or run than there are.
         most = None
         if self.engine.requests() is not None:
             most = shared.total("engine_requests") - shared.own["engine_requests"] + count
         waiting = None if newest is None else _known(newest["waiting"], most)
-        # Each server counts as if all that wait were its own: together they may count more than there are.
+        # Each server counts as if all waiting requests were its own: together they may count more than there are.
         counted = shared.total("queued_requests")
         return admission.Queue(
             waiting=waiting,
@@ -350,7 +350,7 @@ class GateControl:
         )
 
     def shed(self, priority: bytes) -> GateAnswer | None:
-        """Refuse a request that would wait too long; None lets it in. vLLM's own valve, where it is set, decides alone."""
+        """Returns a refusal for a request that would wait too long, else None. vLLM's own valve, where set, decides alone."""
         bound_s = self.shed_bound_s()
         if bound_s is None or self.engine.own_valve() == "set":
             return None
@@ -363,7 +363,7 @@ class GateControl:
         return busy(f"this server is full: {wait.because}; come again in {retry_s} s", retry_s)
 
     def retry_after_own_valve(self) -> int:
-        """Seconds to name in a 503 of vLLM's own, which says none."""
+        """Returns the Retry-After, in seconds, for a 503 of vLLM's own."""
         wait = admission.expected_wait(self.queue())
         return 1 if wait.seconds is None else admission.retry_after(wait.seconds, 0.0)
 
@@ -385,7 +385,7 @@ class GateControl:
 
 
 def note_engine_request(request: Any, shape: str = "") -> None:
-    """This request of the engine is one of the HTTP request that is under way here; None: which one is not known."""
+    """Notes an engine request of the current HTTP request; None marks one whose engine request is not known."""
     passage = PASSAGE.get()
     if passage is not None:
         passage.engine_requests.append(request)

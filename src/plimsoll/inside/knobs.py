@@ -1,7 +1,7 @@
 """Knobs of vLLM's scheduler that turn between two steps, without a restart.
 
-The value in force is the strictest of three: the start-up flag, containment (survive) and a lease. A lease is set with the
-token, ends by itself in the engine core, and its end removes nothing but the lease. An order reaches the engine core as a
+The value in force is the strictest of three: the start-up flag, containment (survive) and a lease. Setting a lease needs the
+token; it ends by itself in the engine core, and its end removes nothing but the lease. An order reaches the engine core as a
 utility call, which vLLM answers between two steps. No value goes beyond what was allocated and captured at the start.
 
     engine core   `Knobs` keeps the lease and turns the scheduler before each step; its report is a small file
@@ -46,7 +46,7 @@ Values = Mapping[str, float]
 
 
 def strictest(knob: str, *values: float | None) -> float | None:
-    """The strictest of these values of one knob; None where there is none. The longest piece of a prompt: 0 is no bound."""
+    """Returns the strictest of these values of one knob; None where there is none. For LONG_PREFILL 0 means no bound."""
     known = [value for value in values if value is not None]
     if knob == LONG_PREFILL:
         return min((value for value in known if value), default=0 if known else None)
@@ -54,32 +54,32 @@ def strictest(knob: str, *values: float | None) -> float | None:
 
 
 class KnobRefused(Exception):
-    """An order that is not carried out; the text says why."""
+    """A refused order; the text says why."""
 
 
 class KnobScheduler(Protocol):
     """The scheduler that the knobs turn."""
 
     start: dict[str, float]
-    why_not: dict[str, str]  # of each knob that cannot be turned here: the reason
+    why_not: dict[str, str]  # the reason for each knob that cannot be turned here
     tokens_each: int  # one plus the speculative tokens
     smallest: int  # a step of fewer tokens makes no progress
-    prompt_piece: int  # a prompt is cut into no smaller pieces: what a step needs beside those that answer; 0: any piece
+    prompt_piece: int  # the smallest piece of a prompt, which a step needs beside the decoding requests; 0: any size
 
     def running(self) -> int:
-        """Requests that are admitted."""
+        """Returns the number of running requests."""
 
     def apply(self, values: Values) -> None:
-        """Turn to these values: those of SCHEDULER_KNOBS that can be turned."""
+        """Turns those of SCHEDULER_KNOBS that can be turned to these values."""
 
 
 class Knobs:
-    """The lease and the bounds of one scheduler. One thread uses it: the one that makes the steps."""
+    """The lease and the bounds of one scheduler. Only the thread that makes the steps uses it."""
 
     def __init__(self, scheduler: KnobScheduler, tell: Callable[[dict[str, Any]], None] = lambda _report: None) -> None:
         self.start = dict(scheduler.start)
         self.contained: dict[str, float] = {}
-        self.leased: dict[str, float] = {}  # what somebody set, until `until` on the monotonic clock of this machine
+        self.leased: dict[str, float] = {}  # set by an order, until `until` on the monotonic clock of this machine
         self.epoch, self.until = 0, 0.0
         self._scheduler = scheduler
         self._tell = tell
@@ -87,10 +87,10 @@ class Knobs:
         self._is_plain = True  # nothing is turned: a step need not look
         tell(self.report())
 
-    # What is in force
+    # Values in force
 
     def in_force(self, now: float) -> dict[str, float]:
-        """The strictest of start-up, containment and lease; of the lease's tokens never fewer than the running need."""
+        """Returns the strictest of start-up, containment and lease; a leased MAX_TOKENS never falls below the running need."""
         leased, found = self.leased if now < self.until else {}, {}
         for knob, start in self.start.items():
             wanted = leased.get(knob)
@@ -105,7 +105,7 @@ class Knobs:
         return self._scheduler.running() * self._scheduler.tokens_each + self._scheduler.prompt_piece
 
     def before_step(self) -> None:
-        """Turn the scheduler to what is in force now; called before each step."""
+        """Turns the scheduler to the values in force now; called before each step."""
         if self._is_plain:
             return
         now = time.monotonic()
@@ -117,7 +117,7 @@ class Knobs:
         self._scheduler.apply(self.in_force(now))
 
     def after_step(self, tokens: int) -> None:
-        """Note a step that was planned: what an order is verified by."""
+        """Notes a planned step: these counts show that an order is carried out."""
         self._steps += 1
         self._largest_step = max(self._largest_step, tokens)
         self._most_running = max(self._most_running, self._scheduler.running())
@@ -130,7 +130,7 @@ class Knobs:
         self._tell(self.report())
 
     def contain(self, tokens: int, sequences: int) -> None:
-        """Containment's bounds; those of the start end it."""
+        """Sets containment's bounds; bounds as large as at the start end it."""
         bounds: dict[str, float] = {MAX_TOKENS: tokens, MAX_SEQS: sequences}
         contained = {knob: value for knob, value in bounds.items() if value < self.start[knob]}
         if contained != self.contained:
@@ -140,12 +140,12 @@ class Knobs:
     # Orders
 
     def answer(self, text: str) -> str:
-        """The answer to one order, as JSON text both ways: {} only asks, else `epoch`, `lease_s` and `values`."""
+        """Returns the answer to one order, both as JSON text: {} only asks, else `epoch`, `lease_s` and `values`."""
         try:
             order = json.loads(text)
             if order:
                 self._take(order)
-            # What the steps since the last order show: the proof that it is carried out.
+            # The steps since the last order, which prove that it is carried out.
             live = {
                 "turned_to": self.in_force(time.monotonic()), "running": self._scheduler.running(), "steps": self._steps,
                 "largest_step": self._largest_step, "most_running": self._most_running, "most_needed": self._most_needed,
@@ -155,7 +155,7 @@ class Knobs:
             return json.dumps({"refused": str(refusal), "epoch": self.epoch})
 
     def _take(self, order: dict[str, Any]) -> None:
-        """Replace the lease by what is asked for, all of it or nothing; no values end it."""
+        """Replaces the lease by the order's values, all of them or none; an order without values ends it."""
         epoch = self.epoch if order.get("epoch") is None else int(order["epoch"])
         if epoch < self.epoch:
             raise KnobRefused(f"epoch {epoch} is older than {self.epoch}: another one has taken over")
@@ -183,10 +183,10 @@ class Knobs:
             raise KnobRefused(f"{knob}: {words}")
         return value
 
-    # Telling
+    # Reporting
 
     def report(self) -> dict[str, Any]:
-        """What the three sources say of each knob; the reader works out what is in force now."""
+        """Returns each knob's start-up, containment and leased value; the reader works out the value in force."""
         knobs = {
             knob: {
                 "start": self.start.get(knob), "containment": self.contained.get(knob), "lease": self.leased.get(knob),
@@ -208,7 +208,7 @@ class VllmScheduler:
         self._scheduler = scheduler
         self._limits: Any = getattr(config, "scheduler_config", None)
         self._manager: Any = getattr(scheduler, "kv_cache_manager", None)
-        # Before 0.31 one bound is both: who is admitted, and how many may run.
+        # Before 0.31 one bound is both: how many are admitted, and how many may run.
         self._admission = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
         self.start: dict[str, float] = {
             MAX_SEQS: getattr(scheduler, self._admission),
@@ -219,7 +219,7 @@ class VllmScheduler:
         self._watermark_blocks = getattr(self._manager, "watermark_blocks", 0)
         self._blocks = getattr(getattr(scheduler, "kv_cache_config", None), "num_blocks", 0)
         self.tokens_each = 1 + getattr(scheduler, "num_spec_tokens", 0)
-        ahead = getattr(scheduler, "num_prefill_lookahead", 0)  # a chunk must not end so near to the end of its prompt
+        ahead = getattr(scheduler, "num_prefill_lookahead", 0)  # no chunk may end within so many tokens of its prompt's end
         self.prompt_piece = max(support.state_block(core), ahead and 1 + ahead)
         self.smallest = int(min(self.start[MAX_TOKENS], max(self.tokens_each, self.prompt_piece)))
         self.why_not = self._reasons(config)
@@ -245,11 +245,11 @@ class VllmScheduler:
         return reasons
 
     def running(self) -> int:
-        """Requests that run."""
+        """Returns the number of running requests."""
         return len(self._scheduler.running)
 
     def apply(self, values: Values) -> None:
-        """Set what the next call of schedule() reads."""
+        """Sets the values that the next call of schedule() reads."""
         scheduler, sequences = self._scheduler, int(values[MAX_SEQS])
         if self._admission == "max_num_running_reqs":
             sequences = max(sequences, len(scheduler.running))  # vLLM asserts that no more run
@@ -264,7 +264,7 @@ class VllmScheduler:
 
 
 def knobs_of(core: Any) -> Knobs:
-    """The knobs of this engine core, made when they are first asked for: before anything is turned."""
+    """Returns the knobs of this engine core, made at the first call: before anything is turned."""
     found: Knobs | None = getattr(core, KEPT, None)
     if found is None:
         folder = run_folder(InsideSettings().folder)
@@ -296,14 +296,14 @@ def follow_steps(scheduler: Any, knobs: Knobs) -> None:
 
 
 def install() -> None:
-    """Give every engine core of this process the utility call; the second time does nothing. Never raises."""
+    """Gives every engine core of this process the utility call; a second call does nothing. Never raises."""
     with FAULTS.noting("adding the knobs"):
         if may_hold_core():
             install_into(importlib.import_module(schedule_ring.CORE))
 
 
 def install_into(module: Any) -> None:
-    """Add the call to vLLM's engine core, and have each core report its knobs when its loop begins."""
+    """Adds the call to vLLM's engine core, and makes each core report its knobs when its loop begins."""
     if hasattr(module.EngineCore, CALL):
         return
 
@@ -331,7 +331,7 @@ class NoKnobs(Exception):
 
 
 class KnobClient:
-    """Sends orders to the engine cores of one server, and keeps the bounds of its queue."""
+    """The API server's end of the knobs: sends orders to the engine cores, and keeps the bounds of the queue."""
 
     def __init__(self, folder: str | None, key: int) -> None:
         self._folder, self._key = folder, key
@@ -339,10 +339,10 @@ class KnobClient:
         self._told: dict[str, Any] | None = None  # the newest report where there is no folder
 
     async def call(self, client: Any, order: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
-        """The engine core's answer to an order; NoKnobs where none takes it, TimeoutError where it comes too late,
-        ConnectionError where the engine dies over it.
+        """Returns the engine core's answer to an order. Raises NoKnobs where no core takes it, TimeoutError where the answer
+        comes too late, ConnectionError where the engine dies first.
 
-        The call itself goes on: an order that was sent is carried out between the next two steps.
+        After a timeout the call itself goes on: an order that was sent is carried out between the next two steps.
         """
         core = getattr(client, "engine_core", None)
         send = getattr(core, "call_utility_async", None)
@@ -365,12 +365,12 @@ class KnobClient:
         return answer
 
     def report(self) -> dict[str, Any] | None:
-        """The newest report of an engine core; of several the one whose order came last. None where there is none."""
+        """Returns the engine cores' newest report, the one whose order came last; None where there is none."""
         reports = self._reports() if self._folder is not None else [self._told] if self._told else []
         return max(reports, key=lambda report: (report["epoch"], report["orders"]), default=None)
 
     def words(self, client: Any, report: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Every knob with its three sources and the value in force now."""
+        """Returns every knob with its three sources and the value in force now."""
         report, now = report or self.report(), time.monotonic()
         starts = self._queue_starts(client)
         knobs: dict[str, dict[str, Any]] = {}
@@ -388,7 +388,7 @@ class KnobClient:
         return {"epoch": 0 if report is None else report["epoch"], "lease_left_s": round(left_s, 3), "knobs": knobs}
 
     def check_queue(self, client: Any, values: Values) -> None:
-        """KnobRefused for a bound of the queue that cannot be turned, or is looser than the start-up flag."""
+        """Raises KnobRefused for a bound of the queue that cannot be turned, or is looser than the start-up flag."""
         for knob, start in self._queue_starts(client).items():
             if knob in values and (why := self._why_not(client, knob)):
                 raise KnobRefused(f"{knob} cannot be turned here: {why}")
@@ -396,7 +396,7 @@ class KnobClient:
                 raise KnobRefused(f"{knob}: from 1 to {start}, which is what this server was started with")
 
     def turn_queue(self, client: Any) -> None:
-        """Turn this API server's own bounds; called with each order and once a second."""
+        """Turns this API server's own bounds; called with each order and once a second."""
         limits = getattr(client, "scheduler_config", None)
         report, now = self.report(), time.monotonic()
         for knob, start in self._queue_starts(client).items():

@@ -22,7 +22,7 @@ from plimsoll.inside.settings import InsideSettings
 
 LOOK_EVERY_S = 0.5
 ANSWER_WITHIN_S = 5.0
-LEASE_S = 1800.0  # beyond any stop; should nobody stop the server after all, it serves again
+LEASE_S = 1800.0  # longer than any stop; if nobody stops the server after all, it serves again
 
 
 def main(words: list[str], environ: Mapping[str, str]) -> int:
@@ -40,7 +40,7 @@ def main(words: list[str], environ: Mapping[str, str]) -> int:
 
 
 def leave(url: str, token: str, within_s: float) -> str:
-    """Begin the drain and wait until the server is idle, or the time is over; the sentence says which."""
+    """Begins the drain and waits until the server is idle or the time is over; returns a sentence that says which."""
     end = time.monotonic() + within_s
     _ask(f"{url}/drain", token, {"lease_s": LEASE_S, "bound_s": min(BOUND_S, within_s / 2)})
     while True:
@@ -58,7 +58,7 @@ def _ask(url: str, token: str, wish: Mapping[str, float] | None) -> dict[str, An
     body = None if wish is None else json.dumps(wish).encode()
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(url, body, headers)  # noqa: S310  always http://127.0.0.1
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy of the environment's is not meant
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through the environment's proxy
     with opener.open(request, timeout=ANSWER_WITHIN_S) as answer:
         content = json.loads(answer.read())
     return content if isinstance(content, dict) else {}

@@ -1,14 +1,14 @@
-"""The memory of one worker: what torch's CUDA allocator and the host hold, and giving it back or writing a snapshot on request.
+"""One worker's memory in torch's CUDA allocator and on the host; gives it back or writes a snapshot of it on request.
 
     releasable = reserved - active - inactive_split - free segments of private pools
     unreleasable = reserved - active - releasable
 
-`active` is what tensors use and what waits for another stream; `inactive_split` are gaps beside blocks in use. torch keeps
-no such statistic for expandable segments: there the last walk tells which gaps are pinned, and until the next walk these
+`active` bytes are used by tensors or wait for another stream; `inactive_split` are gaps beside blocks in use. torch keeps
+no such statistic for expandable segments: there the last walk shows which gaps are pinned, and until the next walk these
 are taken as unchanged. Statistics are host memory only, no call to the device.
 
 `compact` and `snapshot` are called through the engine (collective_rpc), in the worker's own thread between two steps, so a step
-waits for them. What was not done is told with its reason under `refused`.
+waits for them. A call that does nothing returns the reason under `refused`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from plimsoll.inside.figures import replacing
 from plimsoll.inside.places import run_folder
 
-# torch gives back a segment that is free as a whole. Of an expandable segment it gives back every whole page that is free:
-# 2 MiB in the pool for small requests, else 20 MiB. A private pool (CUDA graphs, sleep mode) keeps what it has.
+# torch gives back a segment that is free as a whole. In an expandable segment it gives back every whole page that is free:
+# 2 MiB in the pool for small requests, else 20 MiB. A private pool (CUDA graphs, sleep mode) keeps its memory.
 # A walk makes Python objects of every block while the worker waits, so walks are rare, and rarer where one takes long.
 
 SMALL_PAGE_BYTES = 2 << 20
@@ -38,7 +38,7 @@ WALK_SHARE = 0.001  # of the time, at most
 
 
 class Walk(NamedTuple):
-    """What one walk found of one device, in bytes."""
+    """The sums of one walk over one device's segments, in bytes."""
 
     reserved: int
     active: int
@@ -50,7 +50,7 @@ class Walk(NamedTuple):
 
 
 def walk(segments: Iterable[Mapping[str, Any]], device: int) -> Walk:
-    """Add up what torch.cuda.memory_snapshot() lists for one device."""
+    """Adds up the segments that torch.cuda.memory_snapshot() lists for one device."""
     reserved = active = releasable = private = private_free = largest = expandable = 0
     for segment in segments:
         if segment.get("device", device) != device:
@@ -79,7 +79,7 @@ def walk(segments: Iterable[Mapping[str, Any]], device: int) -> Walk:
 
 
 def _whole_pages(start: int, size: int, page: int) -> int:
-    """The bytes of a gap that are whole pages. A listed stretch of an expandable segment begins where a page does."""
+    """Returns the bytes of a gap that are whole pages. `start` counts from the segment, which begins where a page does."""
     return max(0, (start + size) // page - -(-start // page)) * page
 
 
@@ -89,7 +89,7 @@ _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 def allocator_figures(
     stats: Mapping[str, Any], last: Walk | None, walked_age_s: float | None, *, wants_expandable: bool = False
 ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """The figures from torch's nested statistics and the last walk, and the reason for each that is unknown."""
+    """Returns the figures from torch's nested statistics and the last walk, and the reason for each unknown one."""
     reserved, active = _amount(stats, "reserved_bytes"), _amount(stats, "active_bytes")
     if reserved is None or active is None:
         return None, {"allocator": "torch has no statistics of this device yet"}
@@ -145,21 +145,21 @@ def wants_expandable(environ: Mapping[str, str] | None = None) -> bool:
 
 
 class Torch:
-    """The few things that are asked of torch about one CUDA device, whatever its version."""
+    """The few calls to torch about one CUDA device, the same for every version of torch."""
 
     def __init__(self, torch: Any, device: int) -> None:
         self.torch, self.device = torch, device
         self._takes_traces = True
 
     def stats(self) -> Mapping[str, Any]:
-        """The nested statistics; empty before torch uses the device. No call to the device."""
+        """Returns the nested statistics; empty before torch uses the device. No call to the device."""
         if not self.torch.cuda.is_initialized():
             return {}
         nested: Mapping[str, Any] = self.torch.cuda.memory_stats_as_nested_dict(self.device)
         return nested
 
     def segments(self) -> list[Mapping[str, Any]]:
-        """All segments with their blocks, without the history of past allocations where torch can leave it out."""
+        """Returns all segments with their blocks, without the history of past allocations where torch can leave it out."""
         listing = self.torch.cuda.memory_snapshot
         if self._takes_traces:
             try:
@@ -169,12 +169,12 @@ class Torch:
         return list(listing())
 
     def free_and_total(self) -> tuple[int, int]:
-        """What the device has, by a call to the device: never while the worker starts."""
+        """Returns the device's free and total bytes, by a call to the device: never while the worker starts."""
         free, total = self.torch.cuda.mem_get_info(self.device)
         return int(free), int(total)
 
     def uuid(self) -> str | None:
-        """The device's own name for good, in NVML's spelling; never while the worker starts."""
+        """Returns the device's permanent name in NVML's spelling; None where torch has none. Never while the worker starts."""
         uuid = getattr(self.torch.cuda.get_device_properties(self.device), "uuid", None)
         return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
 
@@ -185,13 +185,13 @@ GroupFiles = Sequence[tuple[str, str]]  # where a group's limit and its use are
 
 
 def host_memory(root: str = "", groups: GroupFiles | None = None) -> tuple[dict[str, int | None], dict[str, str]]:
-    """The figures in bytes, and the reason for each that is unknown.
+    """Returns the figures in bytes, and the reason for each unknown one.
 
-    `root` is put before every path; `groups` is what `group_files` has found before, which spares the search.
+    `root` is put before every path; `groups` is an earlier result of `group_files`, which spares the search.
     """
     own = _table(_text(f"{root}/proc/self/status"), "VmRSS", "VmHWM")
     machine = _table(_text(f"{root}/proc/meminfo"), "MemTotal", "MemAvailable")
-    # A limit holds for everything below it, so all groups up to the top are asked: the tightest counts, with its group's use,
+    # A limit holds for everything below it, so all groups up to the top are read: the tightest counts, with its group's use,
     # file cache included. Without any limit the use is that of the process's own group.
     bounds = [(_number(_text(limit)), _number(_text(use))) for limit, use in (group_files(root) if groups is None else groups)]
     limits = [(limit, use) for limit, use in bounds if limit is not None and limit < _NO_LIMIT]
@@ -216,7 +216,7 @@ def resident_bytes(root: str = "") -> int | None:
 
 
 def group_files(root: str = "") -> GroupFiles:
-    """The files that hold limit and use of this process's groups and are there, the process's own group first."""
+    """Returns the readable files with the limit and use of this process's groups, the process's own group first."""
     files = []
     for line in _text(f"{root}/proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -227,14 +227,14 @@ def group_files(root: str = "") -> GroupFiles:
             top, limit, use = f"{root}/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # In a container the group may be named as the host sees it; then only the top is there, and it is ours.
+        # In a container the group may have the host's name for it; then only the top is there, and it is ours.
         names = [part for part in group.split("/") if part not in ("", "..")][:64]
         files += [("/".join((top, *names[:n], limit)), "/".join((top, *names[:n], use))) for n in range(len(names), -1, -1)]
     return [pair for pair in files if any(os.access(path, os.R_OK) for path in pair)]
 
 
 def _table(text: str, *names: str) -> Mapping[str, int]:
-    """Of lines like `VmRSS:  123 kB` those with these names, in bytes."""
+    """Returns the bytes of these names from lines like `VmRSS:  123 kB`."""
     sizes = {}
     for name in names:
         words = f"\n{text}".partition(f"\n{name}:")[2].partition("\n")[0].split()
@@ -261,7 +261,7 @@ SNAPSHOTS_KEPT = 8  # of each rank
 
 
 def compact(worker: Any, torch: Any) -> dict[str, Any]:
-    """Give back to the device what torch keeps and nobody uses; on a CPU, what the C library keeps."""
+    """Gives unused memory back: torch's cache to the device, or on a CPU the C library's to the system."""
     device = getattr(worker, "device", None)
     kind = getattr(device, "type", None)
     if kind == "cpu":
@@ -298,12 +298,12 @@ def _timed(act: Callable[[], Any]) -> float:
 
 
 def asleep_or_allocating(modules: Any = None) -> str | None:
-    """Why torch's cache must not be emptied now, or None.
+    """Returns why torch's cache must not be emptied now, or None.
 
     Sleep mode keeps weights and KV cache in pools whose memory vLLM maps and unmaps behind torch's back. torch leaves pools
-    alone that somebody still holds, and vLLM holds them all, so emptying the cache is what vLLM itself does before it wakes
-    up. Two moments are not for it: asleep, when torch's own figures are wrong and nothing is left to give back; and while
-    a pool is open for allocation, when torch would empty that pool and fail (pytorch issue 145168).
+    alone that somebody still holds, and vLLM holds them all; vLLM itself empties the cache before it wakes up. There are two
+    wrong moments: asleep, when torch's own figures are wrong and nothing is left to give back; and while a pool is open for
+    allocation, when torch would empty that pool and fail (pytorch issue 145168).
     """
     home = (sys.modules if modules is None else modules).get("vllm.device_allocator.cumem")
     allocator = getattr(getattr(home, "CuMemAllocator", None), "instance", None)
@@ -318,7 +318,7 @@ def asleep_or_allocating(modules: Any = None) -> str | None:
 
 
 def snapshot(worker: Any, torch: Any, folder: str, history: Any = None) -> dict[str, Any]:
-    """Write what torch's allocator holds, block by block, into one folder; `history` sets how many past events it keeps."""
+    """Writes all blocks of torch's allocator into a file in the folder; `history` sets how many past events torch keeps."""
     if getattr(getattr(worker, "device", None), "type", None) != "cuda":
         return {"refused": "torch has memory snapshots for CUDA devices alone"}
     try:  # vLLM's own endpoint hands every argument on as text
@@ -348,7 +348,7 @@ def snapshot(worker: Any, torch: Any, folder: str, history: Any = None) -> dict[
 
 
 def record_history(torch: Any, entries: int) -> None:
-    """Let torch remember the last `entries` allocations and frees with their Python frames; 0 ends it."""
+    """Makes torch record the last `entries` allocations and frees with their Python frames; 0 ends it."""
     record = torch.cuda.memory._record_memory_history  # noqa: SLF001 - torch has no public name for it
     if entries > 0:
         record("all", stacks="python", max_entries=min(entries, HISTORY_MAX_ENTRIES))

@@ -1,7 +1,7 @@
 """Our figures on vLLM's own /metrics page, as gauges and counters of prometheus_client.
 
-With several API servers vLLM's page adds up the files of all of them; so what is true of the whole server is set by one of
-them alone, and what each has of its own is added up.
+With several API servers vLLM's page adds up the files of all of them; so only one of them sets the figures of the whole
+server, and each sets its own part of the figures that add up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plimsoll.inside.settings import data_table
 from plimsoll.inside.shared import NS
 
 PHASES = {LEAVING: 1, REFUSING: 2}
-_TOTALS: dict[tuple[str, ...], float] = {}  # what the counters were brought to: one a process, as their registry is
+_TOTALS: dict[tuple[str, ...], float] = {}  # the counters' present totals: one table for each process, like their registry
 
 
 class Meter(NamedTuple):
@@ -31,7 +31,7 @@ class Meter(NamedTuple):
     says: str
     labels: tuple[str, ...] = ()
     adds_up: bool = False  # each API server has its own part
-    figure: str = ""  # of a worker, that it shows: as figures.py names them
+    figure: str = ""  # the worker's figure that it shows, by its name in figures.py
 
 
 METERS = tuple(Meter(**{**row, "labels": tuple(row.get("labels", ()))}) for row in data_table("meters"))
@@ -68,7 +68,7 @@ class Meters:
         if gate.shared.is_first:
             self._refresh_whole()
             for worker in gate.figures():
-                with FAULTS.noting("a worker's metrics"):  # what one wrote must not hide the others
+                with FAULTS.noting("a worker's metrics"):  # one worker's bad figures must not hide the others'
                     self._refresh_worker(worker)
 
     def _refresh_whole(self) -> None:
@@ -107,12 +107,12 @@ class Meters:
                 (self._count if meter.kind == "counter" else self._set)(meter.name, value, *labels)
 
     def _set(self, name: str, value: float | None, *labels: str) -> None:
-        """Set a gauge; None is unknown: NaN."""
+        """Sets a gauge; None (unknown) becomes NaN."""
         metric = self._made[name].labels(*labels) if labels else self._made[name]
         metric.set(float("nan") if value is None else float(value))
 
     def _count(self, name: str, total: float, *labels: str) -> None:
-        """Bring a counter to this total; it never goes back. A smaller total began anew, with a new worker."""
+        """Brings a counter to this total; it never goes back. A smaller total comes from a new worker, which began at 0."""
         key = (name, *labels)
         before = self._totals.get(key, 0.0)
         metric = self._made[name].labels(*labels) if labels else self._made[name]
@@ -121,7 +121,7 @@ class Meters:
 
 
 def _make(client: Any, meter: Meter, registry: Any) -> Any:
-    """Register it, or take the one of that name which is there."""
+    """Registers a metric, or returns the registered one of that name."""
     try:
         if meter.kind == "counter":
             return client.Counter(meter.name, meter.says, meter.labels, registry=registry)

@@ -1,8 +1,8 @@
-"""Where the processes of one vLLM server meet: a folder that only its user may enter, and who belongs to whom.
+"""The folder that the processes of one vLLM server share, which only its user may enter, and which process belongs to which.
 
 One vLLM server is several processes: API servers, engine cores, workers. A worker writes its figures to the folder with
-the list of its ancestors; an API server takes those whose ancestors hold its key. The key is the process that started
-everything: with one API server that server itself, with several the launcher that is parent to all of them.
+the list of its ancestors; an API server takes those with its key among the ancestors. The key is the process that started
+everything: with one API server that server itself, with several the launcher, the parent of all of them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ INSPECTION = "vllm.model_executor.models.registry"  # a short-lived process that
 
 
 def run_folder(wanted: str = "") -> str | None:
-    """The folder, made if need be; None where there is no safe one, which is counted and logged."""
+    """Returns the folder, made if need be; None where there is no safe one, which is counted and logged."""
     base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
-    # Process numbers mean something in one namespace alone; a /dev/shm may be shared by several containers.
+    # Process numbers are valid in one namespace only, and several containers may share a /dev/shm.
     folder = wanted or os.path.join(base, f"plimsoll-{os.getuid()}-{_namespace()}")  # noqa: PTH118
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
@@ -43,10 +43,10 @@ def run_folder(wanted: str = "") -> str | None:
 
 
 def server_key() -> int:
-    """In an API server: the process that all processes of this vLLM server come from.
+    """Returns, in an API server, the number of the process from which all processes of this vLLM server descend.
 
-    vLLM names an API server that is one of several `ApiServer_0` and so on; one that has been started for a data-parallel
-    rank by a supervisor, which looks alike otherwise, has another name and is a server of its own.
+    vLLM names one of several API servers `ApiServer_0` and so on; one that a supervisor has started for a data-parallel
+    rank looks the same otherwise, but has another name and is a server of its own.
     """
     import multiprocessing  # loaded already where there is a parent
 
@@ -57,7 +57,7 @@ def server_key() -> int:
 
 
 def may_hold_core() -> bool:
-    """Whether an engine core may be made in this process: not in a worker, nor where vLLM only looks at a model's class."""
+    """True if this process may hold an engine core: it is no worker, nor does vLLM only look at a model's class in it."""
     import multiprocessing  # loaded already where there is a parent
 
     return main_module() != INSPECTION and not multiprocessing.current_process().name.startswith(WORKER)
@@ -75,7 +75,7 @@ def _namespace() -> int:
 
 
 def ancestors(pid: int) -> list[int]:
-    """This process and those it comes from, nearest first."""
+    """Returns a process and its ancestors, nearest first."""
     line: list[int] = []
     while pid > 0 and pid not in line:
         line.append(pid)
@@ -88,20 +88,20 @@ def is_alive(pid: int) -> bool:
 
 
 def is_same_process(pid: int, started: int) -> bool:
-    """Whether the process that had this number when it began at these ticks still runs."""
+    """True if the process with this number that began at these ticks still runs."""
     return is_alive(pid) and start_ticks(pid) == started
 
 
 def start_ticks(pid: int) -> int:
-    """When the process began, in the kernel's ticks: with the number it names one process for ever; 0 when it is gone."""
+    """Returns the process's start in the kernel's ticks, 0 when it is gone. Number and start together are unique for ever."""
     return _number(pid, 19)
 
 
 @functools.cache
 def start_unix(pid: int) -> float | None:
-    """When a process began, as prometheus_client's process_start_time_seconds has it; None where the kernel does not tell.
+    """Returns a process's start like prometheus_client's process_start_time_seconds; None where the kernel does not tell it.
 
-    Reckoned once, as there: when the clock is set, the kernel moves the time of its boot.
+    Computed once, as prometheus_client does: when the clock is set, the kernel moves its boot time.
     """
     ticks = start_ticks(pid)
     try:
@@ -118,7 +118,7 @@ def _number(pid: int, place: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process after its name, which may hold anything: state, parent, ...; empty where it is gone."""
+    """Returns the fields of /proc/PID/stat after the name, which may hold any text: state, parent, ...; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return file.read().rpartition(")")[2].split()
@@ -127,7 +127,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def sweep(folder: str) -> None:
-    """Take away the pages, locks, salts and rings of processes that are gone: all are named after the process and its start."""
+    """Removes the pages, locks, salts and rings of processes that are gone; each is named after its process and its start."""
     names: list[str] = []
     with FAULTS.noting("sweeping the shared folder"):
         names = os.listdir(folder)  # noqa: PTH208

@@ -1,6 +1,6 @@
 """A general plugin of vLLM, called once in each of its processes: the engine core's schedule ring and knobs, and the probe.
 
-The probe comes this way for servers that have another worker extension already: PLIMSOLL_PROBE=plugin. Its methods go onto
+PLIMSOLL_PROBE=plugin loads the probe this way, for servers that have another worker extension already. Its methods go onto
 each worker, not onto its class: vLLM refuses an extension whose names the class already has, and the Probe may be one too.
 """
 
@@ -17,7 +17,7 @@ WORKER_BASE = "vllm.v1.worker.worker_base"
 
 
 def install() -> None:
-    """Follow the scheduler, add its knobs, and watch each worker of this process if PLIMSOLL_PROBE=plugin says so."""
+    """Follows the scheduler, adds its knobs, and watches each worker of this process if PLIMSOLL_PROBE is `plugin`."""
     schedule_ring.install()
     knobs.install()
     with FAULTS.noting("installing the probe as a plugin"):
@@ -26,10 +26,10 @@ def install() -> None:
 
 
 def install_into(base: Any) -> None:
-    """Give a class of workers a `__new__` that watches what it makes; the second time does nothing."""
+    """Gives a class of workers a `__new__` that watches each worker it makes; a second call does nothing."""
     if getattr(base.__dict__.get("__new__"), "is_plimsoll", False):
         return
-    # A staticmethod, as Python keeps every __new__; what the class had, if it had one of its own, is asked first.
+    # A staticmethod, as Python keeps every __new__; the class's own, if it has one, makes the worker.
     own = base.__dict__.get("__new__")
 
     def make(cls: type, *args: Any, **kwargs: Any) -> Any:

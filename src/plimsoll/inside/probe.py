@@ -1,9 +1,8 @@
 """The worker extension: `vllm serve ... --worker-extension-cls plimsoll.inside.Probe`.
 
-vLLM adds this class to the bases of its worker class, after its own, and refuses if a name of ours is taken; so all of
-them start with `plimsoll_`. Python asks for `__new__` where an object is made, and vLLM's workers have none: ours is
-found, and starts the thread with no call from outside. Where a worker class does have one that does not ask on,
-the thread starts with the first call of a method below.
+vLLM adds this class to the bases of its worker class, after its own, and refuses it if one of our names is taken; so all of
+them start with `plimsoll_`. vLLM's workers have no `__new__`, so Python calls ours, which starts the thread without a call
+from outside. Where a worker class has a `__new__` that does not call super's, the first call of a method below starts it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from plimsoll.inside.sampler import Sampler, attach
 
 
 class Probe:
-    """What every worker can do in addition, through collective_rpc; call it without a timeout, one call at a time."""
+    """The methods that every worker gains, called through collective_rpc: without a timeout, one call at a time."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         worker = super().__new__(cls)
@@ -29,16 +28,16 @@ class Probe:
         return worker
 
     def plimsoll_figures(self) -> dict[str, Any]:
-        """The last figures of this worker."""
+        """Returns the last figures of this worker."""
         sampler = _called(self)
         return {} if sampler is None else dict(sampler.figures)
 
     def plimsoll_compact(self) -> dict[str, Any]:
-        """Give unused memory back to the device: how much, and how long it took, or why not."""
+        """Gives unused memory back to the device; returns how much and how long it took, or why it did not."""
         return _acted(self, "last_compact", "compacting", lambda _: memory.compact(self, _torch()))
 
     def plimsoll_snapshot(self, history: int | str | None = None) -> dict[str, Any]:
-        """Write a memory snapshot: where it is and what it holds, or why not."""
+        """Writes a memory snapshot; returns its path and counts, or why it did not."""
 
         def write(sampler: Sampler | None) -> dict[str, Any]:
             folder = "" if sampler is None else sampler.settings.snapshot_folder
@@ -48,7 +47,7 @@ class Probe:
 
 
 def watch(worker: Any) -> None:
-    """Start the thread for a worker that is being made. Never raises, and does nothing the second time."""
+    """Starts the thread for a worker that is being made. Never raises; a second call does nothing."""
     with FAULTS.noting("watching a worker"):
         sampler = None if "plimsoll_sampler" in worker.__dict__ else attach(worker)
         if sampler is not None:
@@ -56,7 +55,7 @@ def watch(worker: Any) -> None:
 
 
 def equip(worker: Any) -> None:
-    """Watch a worker that is no Probe, and give it the Probe's methods."""
+    """Watches a worker that is no Probe, and gives it the Probe's methods."""
     watch(worker)
     for name in ("plimsoll_figures", "plimsoll_compact", "plimsoll_snapshot"):
         if not hasattr(type(worker), name):
@@ -64,14 +63,14 @@ def equip(worker: Any) -> None:
 
 
 def _acted(worker: Any, kept_as: str, where: str, act: Callable[[Sampler | None], dict[str, Any]]) -> dict[str, Any]:
-    """Do it in the worker's own thread; a fault is a refusal, and the sampler tells of either."""
+    """Runs `act` in the worker's own thread and returns its result, or a refusal after a fault; the sampler keeps either."""
     sampler = _called(worker)
     done: dict[str, Any] = {"pid": os.getpid(), "rank": getattr(worker, "rank", None), "at": time.time()}
     try:
         done |= act(sampler)
     except Exception as error:
         FAULTS.note(where, error)
-        done["refused"] = f"{where} failed: {type(error).__name__}"  # not its words: they may hold a user's
+        done["refused"] = f"{where} failed: {type(error).__name__}"  # without the message, which may hold a user's text
     if sampler is not None:
         setattr(sampler, kept_as, done)
         sampler.wake()
@@ -79,7 +78,7 @@ def _acted(worker: Any, kept_as: str, where: str, act: Callable[[Sampler | None]
 
 
 def _called(worker: Any) -> Sampler | None:
-    """The sampler of a worker that was called from outside, which proves that its start is over."""
+    """Returns the sampler of a worker that was called from outside; such a call proves that the worker's start is over."""
     sampler = attach(worker, is_warm=True)
     if sampler is not None:
         sampler.is_warm = True
@@ -87,10 +86,10 @@ def _called(worker: Any) -> Sampler | None:
 
 
 def _follow_start(worker: Any, sampler: Sampler) -> None:
-    """Stand before two methods of this worker alone: the class stays as vLLM made it.
+    """Wraps two methods of this worker alone: the class stays as vLLM made it.
 
-    The warm-up records the CUDA graphs, and may come again later: note when it is over. Where a history is wanted, it begins in
-    the worker's own thread once the device is there: before the weights.
+    The warm-up records the CUDA graphs, and may run again later: the wrapper notes when it is over. A wanted history begins in
+    the worker's own thread once the device is there, before the weights are loaded.
     """
     own_warm_up, own_load = getattr(worker, "compile_or_warm_up_model", None), getattr(worker, "load_model", None)
     entries = sampler.settings.history_entries
@@ -117,5 +116,5 @@ def _follow_start(worker: Any, sampler: Sampler) -> None:
 
 
 def _torch() -> Any:
-    """The torch that the worker uses; what is not loaded is not loaded for our sake."""
+    """Returns the torch that the worker has loaded; never loads it."""
     return sys.modules.get("torch")

@@ -1,8 +1,8 @@
-"""How the engine is doing, as its steps tell it to the API server: what runs, what waits, how fast, how long a step takes.
+"""The engine's load and speed, as its steps report them to the API server: running, waiting, tokens per second, step length.
 
-Nothing in the pulse asks for the time or for anything else: the listener feeds it, the gate reads it, both in one event loop. A
-step costs a few additions and an exponential, whatever has gone before. The listener is all of a vLLM stat logger that needs no
-vLLM (the class with a base of vLLM's is in stat_logger.py); nothing that it meets stops vLLM.
+The pulse itself reads no clock and nothing else: the listener feeds it, the gate reads it, both in one event loop. A step costs
+a few additions and an exponential, whatever came before. The listener is the part of a vLLM stat logger that needs no vLLM
+(the class with a base of vLLM's is in stat_logger.py); no error in it stops vLLM.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Recorder, Seen, from_
 RATE_WINDOW_S = 20.0  # busy time after which a step counts for 1/e of a new one
 RATE_NEEDS_S = 1.0  # busy time before a rate is given at all
 GAP_LIMIT_S = 10.0  # a longer gap between two steps counts as this much busy time: a pause is not work
-PARTIAL_GAP_S = 1.0  # the same where other API servers hear of steps that this one does not; longer may be idleness
-# A paused engine looks like one very long step. Were it remembered as it is, a stuck engine would be believed for hours.
+PARTIAL_GAP_S = 1.0  # the limit where other API servers get steps that this one does not; a longer gap may be idleness
+# A paused engine looks like one very long step. Remembered in full, it would excuse a stuck engine for hours.
 STEP_LIMIT_S = 600.0
-STEP_MEMORY_S = 1800.0  # the longest step is remembered for so long at least, for twice that at most
+STEP_MEMORY_S = 1800.0  # the longest step is remembered for at least so long, and at most twice as long
 REQUESTS_REMEMBERED = 200
 
 
 @dataclass(slots=True)
 class _Engine:
-    """What one engine core said last."""
+    """The last figures of one engine core."""
 
     running: int | None = None
     waiting: int | None = None
@@ -44,7 +44,7 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Rate:
-    """Tokens for each second of the time that was counted, old time forgotten bit by bit."""
+    """Tokens and the busy time they took; older ones fade."""
 
     tokens: float = 0.0
     busy_s: float = 0.0
@@ -57,7 +57,7 @@ class _Rate:
 
 @dataclass(slots=True)
 class _Mean:
-    """The mean of about the last 200; of all while there are fewer, 0 of none."""
+    """The mean of about the last 200 numbers; of all while there are fewer, 0 for none."""
 
     value: float = 0.0
     seen: int = 0
@@ -68,12 +68,12 @@ class _Mean:
 
 
 class Pulse:
-    """The engine's figures of this moment; with several engine cores their sum, and the fullest one's KV usage.
+    """The engine's figures at this moment; with several engine cores their sum, and the fullest one's KV usage.
 
-    With several API servers vLLM tells each of them only the steps that had something for it, and the scheduler's figures
-    to one of them at a time. Then `is_partial` is true once that was seen; `steps`, the rates and the means are this
-    server's share; and `running` and `waiting` are those of `figures_at`, which may be long ago: the server that was told
-    last knows best. They stay at 1 after everything is over where another server had the last word.
+    With several API servers vLLM reports to each of them only the steps with output for it, and the scheduler's figures to
+    one of them at a time. Then `is_partial` is true once that was seen; `steps`, the rates and the means are this server's
+    share; and `running` and `waiting` are those of `figures_at`, which may be long ago: the server with the latest report
+    knows best. They may stay at 1 after the last request if another server got the last report.
     """
 
     def __init__(self) -> None:
@@ -91,16 +91,16 @@ class Pulse:
         self._is_busy = False
         self._full = _Rate()
         self.prompt_tokens = _Mean()  # of requests that finished
-        self.output_tokens = _Mean()  # of those that came to their own end
+        self.output_tokens = _Mean()  # of requests that were not cut off
         self._longest_s = 0.0
         self._longest_before_s = 0.0
         self._longest_since: float | None = None
 
     @property
     def longest_step_s(self) -> float:
-        """The longest time between two steps of one engine that had work all along, of the last half hour or more.
+        """The longest time between two steps of one engine that had work all along, in the last half hour to hour.
 
-        The first step after idling is not in it: when that one began is not known.
+        The first step after idling does not count: its beginning is not known.
         """
         return max(self._longest_s, self._longest_before_s)
 
@@ -114,9 +114,9 @@ class Pulse:
         now: float,
         engine: int = 0,
     ) -> None:
-        """One step of one engine, with its figures after it; None for what this step did not say."""
+        """Notes one step of one engine, with its figures afterwards; None for a figure that the step did not report."""
         state = self._engines.setdefault(engine, _Engine())
-        # The first step after idling counts neither with its tokens nor with its time, for its beginning is not known.
+        # Neither the tokens nor the time of the first step after idling count: its beginning is not known.
         busy_s = self._open_s(now)
         if busy_s > 0 and self.waiting:
             self._full.add(prompt_tokens + generation_tokens, busy_s)
@@ -142,31 +142,31 @@ class Pulse:
         self.last_step = now
 
     def note_finished(self, prompt_tokens: int, output_tokens: int | None) -> None:
-        """One request that is over; None for the output of one that was cut off, which says only how long it was at least."""
+        """Notes an ended request; None for the output of one that was cut off, whose length is only a lower bound."""
         self.finished += 1
         self.prompt_tokens.add(prompt_tokens)
         if output_tokens is not None:
             self.output_tokens.add(output_tokens)
 
     def note_sleep(self, is_asleep: bool, level: int) -> None:  # noqa: FBT001 - the name says it
-        """The engine went to sleep or woke up; the time asleep is no step."""
+        """Notes that the engine went to sleep or woke up; the time asleep is no step."""
         self.sleep_level = level if is_asleep else None
         self._is_busy = False
         for state in self._engines.values():
             state.last_step = None
 
     def full_tokens_per_s(self, now: float) -> float | None:
-        """Prompt and output tokens a second over the recent time in which requests had to wait: what the engine can do when it
-        has all it can take. None until a second of it was seen.
+        """Returns prompt and output tokens per second over the recent time in which requests had to wait: the speed of a full
+        engine. None until there was a second of such time.
 
         One lone request shows how fast one is served, not how fast twenty would be. Prompt tokens found in the prefix cache
-        count like all others: who divides a queue of prompts by this does not know which of them will be found.
+        count like all others: it is not known which prompts of a queue will be found there.
         """
         open_s = self._open_s(now) if self.waiting else 0.0
         return self._full.tokens / (self._full.busy_s + open_s) if self._full.busy_s >= RATE_NEEDS_S else None
 
     def _open_s(self, now: float) -> float:
-        """Busy time since the last step: an engine that is stuck gets slower by the second."""
+        """Returns the busy time since the last step: with it a stuck engine gets slower by the second."""
         if self.last_step is None or not self._is_busy:
             return 0.0
         gap_s = max(now - self.last_step, 0.0)
@@ -175,21 +175,21 @@ class Pulse:
         return min(gap_s, GAP_LIMIT_S)
 
 
-PULSE = Pulse()  # one a process
+PULSE = Pulse()  # one for each process
 
 
 class Listener:
-    """A stat logger of any release: what they pass differs, so all is taken and what is known is used."""
+    """A stat logger for any release: their arguments differ, so it takes all and uses those it knows."""
 
     def listen(self, engine: int, pulse: Pulse = PULSE, recorder: Recorder = RECORDER) -> None:
-        """Begin; `engine` is who speaks where vLLM does not say it."""
+        """Begins to listen; `engine` is the engine's number where vLLM does not pass it."""
         self._engine = engine
         self._pulse = pulse
         self._recorder = recorder
         pulse.is_fed = True
 
     def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *rest: Any, **named: Any) -> None:
-        """One step. Up to 0.9 there is no more than these two; then the engine comes third; from 0.11.1 on by its name."""
+        """Notes one step. Up to 0.9 vLLM passes only these two; later the engine's number third, from 0.11.1 on by name."""
         if scheduler_stats is None and iteration_stats is None:
             return  # a message between processes, no step
         with FAULTS.noting("hearing a step"):
@@ -212,24 +212,24 @@ class Listener:
                 self._recorder.note_finished(request)
 
     def record_sleep_state(self, *state: Any, **named: Any) -> None:
-        """Asleep or awake. The base class calls the first argument `is_awake`; what vLLM passes is 1 for asleep."""
+        """Notes asleep or awake. The base class calls the first argument `is_awake`, but vLLM passes 1 for asleep."""
         with FAULTS.noting("hearing of sleep"):
             values = (*state, *named.values())
             self._pulse.note_sleep(bool(values[0]), int(values[1]) if len(values) > 1 else 0)
 
     def record_admission_rejection(self, *reason: Any, **named: Any) -> None:
-        """Nothing to do: vLLM counts these itself."""
+        """Does nothing: vLLM counts these itself."""
 
     def log_engine_initialized(self) -> None:
-        """Nothing to do."""
+        """Does nothing; vLLM calls it on every logger."""
 
     def log(self) -> None:
-        """Nothing to do: there is no line of ours in the log."""
+        """Does nothing: we add no line to the log."""
 
 
-# vLLM's stat loggers are not told a request's priority, the tokens of its prompt, nor that a client gave it up. So, only while
-# requests are recorded, three methods of vLLM's output processor are wrapped. Each calls vLLM's own with what it
-# was given and returns what that returns. A release whose methods look otherwise is left alone, and that is said once.
+# vLLM's stat loggers get neither a request's priority nor its prompt's tokens, nor do they see a client give up. So, only while
+# requests are recorded, three methods of vLLM's output processor are wrapped. Each calls vLLM's own with the same arguments and
+# returns its result. A release whose methods differ is left alone, and the log says so once.
 
 _IS_WRAPPED = "plimsoll_wrapped"
 _EXPECTED = {
@@ -240,7 +240,7 @@ _EXPECTED = {
 
 
 def watch_requests(recorder: Recorder = RECORDER, pulse: Pulse = PULSE, processor: Any = None) -> bool:
-    """Wrap the output processor, if requests are recorded and it looks as expected; whether it is wrapped then."""
+    """Wraps the output processor if requests are recorded and it looks as expected; True if it is wrapped afterwards."""
     if not recorder.is_on:
         return False
     try:
@@ -279,7 +279,7 @@ def _wrap(processor: Any, recorder: Recorder, pulse: Pulse) -> None:
 
     @functools.wraps(own_update)
     def update(self: Any, req_state: Any, finish_reason: Any, iteration_stats: Any = None, *rest: Any, **named: Any) -> Any:
-        # A release that passes more than is known here gets it through: what is refused here would end its engine.
+        # Arguments of a newer release are passed through: to refuse them here would end its engine.
         result = own_update(self, req_state, finish_reason, iteration_stats, *rest, **named)
         with FAULTS.noting("seeing a request end"):
             seen = getattr(req_state, ON_REQUEST, None)
@@ -313,7 +313,7 @@ def _wrap(processor: Any, recorder: Recorder, pulse: Pulse) -> None:
 
 
 def what_is_seen(request: Any, *, wants_prefixes: bool) -> Seen:
-    """What a request says when it comes: its priority, and the tokens with all else that vLLM's prefix cache tells apart."""
+    """Returns a new request's priority, and its tokens with everything else that distinguishes it in vLLM's prefix cache."""
     priority = getattr(request, "priority", None)
     if type(priority) is not int:
         priority = None
@@ -326,7 +326,7 @@ def what_is_seen(request: Any, *, wants_prefixes: bool) -> Seen:
 
 
 def _marks(request: Any) -> tuple[tuple[int, str], ...] | None:
-    """Where pictures and sounds stand in the prompt and what they are; None if that cannot be told."""
+    """Returns the place and the hash of each picture and sound in the prompt; None if they cannot be read."""
     features = getattr(request, "mm_features", None)
     if features:
         return tuple((feature.mm_position.offset, str(feature.identifier)) for feature in features)

@@ -1,7 +1,7 @@
-"""Appends one JSON line for each finished request to a folder, if `PLIMSOLL_RECORD` names one; never text.
+"""Appends one JSON line for each finished request to a folder, if `PLIMSOLL_RECORD` names one; never a request's text.
 
-The event loop only puts a small value into a queue; a thread of its own turns it into a line, hashes the prompt's blocks
-if that is asked for, and writes. A full queue drops the request and counts it: vLLM is never made to wait.
+The event loop only puts a small value into a queue; a separate thread turns it into a line, hashes the prompt's blocks
+if wanted, and writes. When the queue is full the request is dropped and counted: vLLM never waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.settings import InsideSettings
 
 # Salted hashes of a prompt's blocks show equal beginnings and nothing else of the prompt. Each hash covers its block and all
-# before it, under a key that is not written down. Were a hash made from the one before it and the block alone, who reads the
+# before it, under a key that is not written down. If a hash were made only of the previous hash and its block, a reader of the
 # file could try likely texts block by block without the key.
 
 BLOCK_TOKENS = 16
@@ -42,7 +42,7 @@ Mark = tuple[int, str]
 def iter_hashes(
     token_ids: Sequence[int], salt: bytes, block: int = BLOCK_TOKENS, seed: str = "", marks: Sequence[Mark] = ()
 ) -> Iterator[str]:
-    """The hash of each full block in turn, 16 hex digits; prompts of different `seed` share none."""
+    """Yields the hash of each full block in turn, 16 hex digits; prompts of different `seed` share none."""
     running = hashlib.blake2b(seed.encode("utf-8", "replace"), digest_size=HASH_BYTES, key=hashlib.blake2b(salt).digest())
     running.update(b"\0")
     step = block * 8
@@ -56,9 +56,9 @@ def iter_hashes(
 
 
 def shared_salt(wanted: str, folder: str | None, key: int) -> bytes:
-    """The salt that all API servers of one vLLM server use: the one that was set, or a random one that they share by a file.
+    """Returns the salt of all API servers of one vLLM server: the one that was set, or a random one shared through a file.
 
-    Without a folder to share it in, a random one for this process: then hashes agree within one recording only.
+    Without a folder to share it in, it is random for this process: then hashes agree within one recording only.
     """
     if wanted:
         return wanted.encode("utf-8", "replace")
@@ -71,7 +71,7 @@ def shared_salt(wanted: str, folder: str | None, key: int) -> bytes:
         places.sweep(folder)
         with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
             file.write(fresh)
-        # Whoever comes first writes the file, whole or not at all; all others take what is in it.
+        # The first process writes the file, whole or not at all; all others read it.
         try:
             os.link(own, path)
         except FileExistsError:
@@ -84,15 +84,15 @@ def shared_salt(wanted: str, folder: str | None, key: int) -> bytes:
     return salt if len(salt) == SALT_BYTES else fresh
 
 
-# Only files with a name like ours are ever removed. A line is in a file whole or not at all: what a full disk cuts off is
-# taken back.
+# Only files with a name like ours are ever removed. A line is in a file whole or not at all: one that a full disk cuts off is
+# removed again.
 
 _OURS = re.compile(r"requests-\d{8}T\d{6}Z-(\d+)(?:-\d{4,})?\.jsonl", re.ASCII)
-OTHERS_LEFT_S = 60.0  # another process may still be writing to a file of its own that changed so lately
+OTHERS_LEFT_S = 60.0  # another process's file that changed within this time may still be written to
 
 
 class RecordFiles:
-    """Where one process writes its lines."""
+    """The files that one process writes its lines to."""
 
     def __init__(self, folder: str, bytes_max: int, files_max: int, started: float) -> None:
         self._folder = folder
@@ -105,9 +105,9 @@ class RecordFiles:
         self.path = ""
 
     def append(self, lines: bytes) -> None:
-        """Write whole lines, in a file that still has room; OSError if they are not written, and then none of them is."""
+        """Writes whole lines to a file that still has room. Raises OSError if it cannot; then none of them is written."""
         if self._handle is not None:
-            is_there = False  # who cleans up by hand must not lose what comes after
+            is_there = False  # if someone removed the file by hand, later lines must not be lost
             with contextlib.suppress(OSError):
                 is_there = os.stat(self.path).st_ino == os.fstat(self._handle).st_ino  # noqa: PTH116
             if not is_there or self._size + len(lines) > self._bytes_max:
@@ -125,7 +125,7 @@ class RecordFiles:
         self._size += done
 
     def close(self) -> None:
-        """Let go of the file; the next lines go to the next one."""
+        """Closes the file; the next lines go to the next one."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -171,11 +171,11 @@ class RecordFiles:
 
 
 # vLLM's own objects differ from release to release: each figure is looked for, and one that was not measured is None. Arrival,
-# first token and end are when the API server had them, which is what clients see; the engine's stamps are on its own clock, so
-# only differences of them are used. Where the API server lags behind its engine, the two are not the same.
+# first token and end are the API server's times, which clients see; the engine's stamps are on its own clock, so only their
+# differences are used. The two differ where the API server lags behind its engine.
 
 SCHEMA = "plimsoll.request/1"
-SLACK_S = 0.5  # clocks and rounding may put a stamp so far before the arrival; what lies further off was never measured
+SLACK_S = 0.5  # clocks and rounding may put a stamp so far before the arrival; one further off was never measured
 MOST_TOKENS = 10**9
 LATEST_S = 3.9e9  # seconds since 1970: the year 2093
 ON_REQUEST = "plimsoll_seen"
@@ -184,7 +184,7 @@ ON_REQUEST = "plimsoll_seen"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of a request when it comes in, and only then."""
+    """The facts about a request that are known only when it comes in."""
 
     priority: int | None
     token_ids: Sequence[int] | None
@@ -197,7 +197,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One request that is over; times are seconds since 1970."""
+    """One ended request; times are seconds since 1970."""
 
     arrival: float
     finished: float
@@ -218,14 +218,14 @@ class Finished:
 
 
 def from_stats(stats: Any, at: float, engine: int) -> Finished:
-    """A request that vLLM counts as finished; `at` is when its last output reached the API server."""
+    """Returns a request that vLLM counts as finished; `at` is when its last output reached the API server."""
     arrival = at - max(float(stats.e2e_latency), 0.0)
     output = _count(stats.num_generation_tokens) or 0
     scheduled = _after(at - float(stats.inference_time), arrival, at)
     first = _after(at - float(stats.decode_time), arrival, at) if output and scheduled is not None else None
     seen = getattr(stats, ON_REQUEST, None)
     if first is not None and seen is not None and seen.first_token_s:
-        # Counted back from the end, a lag of the API server at the end would stand before the first token.
+        # Counting back from the end would put the API server's lag at the end before the first token.
         shown = _after(arrival + seen.first_token_s, arrival, at)
         if shown is not None:
             scheduled = _after(shown - (float(stats.inference_time) - float(stats.decode_time)), arrival, shown)
@@ -247,7 +247,7 @@ def from_stats(stats: Any, at: float, engine: int) -> Finished:
 
 
 def from_state(state: Any, at: float) -> Finished | None:
-    """A request that its client gave up, which vLLM counts nowhere; None where vLLM keeps no figures of requests."""
+    """Returns a request that its client gave up, which vLLM counts nowhere; None where vLLM keeps no figures of requests."""
     stats = state.stats
     if stats is None or not stats.arrival_time:
         return None
@@ -276,9 +276,9 @@ def from_state(state: Any, at: float) -> Finished | None:
 
 
 def as_row(request: Finished) -> dict[str, Any]:
-    """The line of a recording as docs/traces.md describes it, without hashes; what is not known is not in it.
+    """Returns a line of a recording as docs/traces.md describes it, without hashes; unknown figures are left out.
 
-    ValueError for a clock that no reader would believe: one such line would spoil the whole file.
+    Raises ValueError for a clock that no reader would believe: one such line would spoil the whole file.
     """
     if not 0 <= request.arrival <= request.finished <= LATEST_S:
         raise ValueError("a time out of range")
@@ -297,7 +297,7 @@ def as_row(request: Finished) -> dict[str, Any]:
 
 
 def _after(stamp: float, earliest: float, latest: float) -> float | None:
-    """The stamp, moved into its bounds; None if it lies so far off that it stands for nothing."""
+    """Returns the stamp, moved into its bounds; None if it is more than SLACK_S outside them."""
     if not math.isfinite(stamp) or stamp < earliest - SLACK_S or stamp > latest + SLACK_S:
         return None
     return min(max(stamp, earliest), latest)
@@ -308,7 +308,7 @@ def _not_before(stamp: float | None, earlier: float | None) -> float | None:
 
 
 def _count(number: Any) -> int | None:
-    """A whole number that a recording may hold, or None."""
+    """Returns a whole number that a recording may hold, else None."""
     return number if type(number) is int and 0 <= number <= MOST_TOKENS else None
 
 
@@ -317,7 +317,7 @@ QUEUE_TOKENS = 8_000_000  # prompts that wait for their hashes are held as lists
 FLUSH_S = 0.5
 RETRY_S = 10.0  # after a write that failed
 EXIT_LIMIT_S = 1.0
-HASHES_A_TURN = 128  # then other threads have theirs: the event loop waits for the interpreter meanwhile
+HASHES_A_TURN = 128  # then other threads may run: the event loop waits for the interpreter meanwhile
 BYTES_A_WRITE = 256 << 10
 
 
@@ -335,7 +335,7 @@ class Recorder:
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """As at the start; a forked child has neither its parent's thread nor a right to its file and its queue."""
+        """Sets the state at the start; also in a forked child, which must not use its parent's thread, file or queue."""
         self._queue: deque[Finished] = deque()
         self._tokens_queued = 0
         self._tokens_done = 0
@@ -346,7 +346,7 @@ class Recorder:
         self._salt = b""
 
     def note_finished(self, request: Finished) -> None:
-        """Take one finished request; quick, and it never waits."""
+        """Takes one finished request; quick, and it never waits."""
         if not self.is_on or self._is_over:
             return
         if len(self._queue) >= QUEUE_REQUESTS:
@@ -373,14 +373,14 @@ class Recorder:
                 Finalize(None, self.close, exitpriority=100)
 
     def close(self, limit_s: float = EXIT_LIMIT_S) -> None:
-        """Write what is left, for so long at most; nothing is taken afterwards."""
+        """Writes the rest of the queue within `limit_s`; takes no requests afterwards."""
         self._is_over = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join(limit_s)
 
     def _write_on(self) -> None:
-        """The thread: every half second all that came, in order; after a failure the same again, later."""
+        """The thread: writes all new requests in order every half second; after a failure it tries again later."""
         left: list[bytes] = []
         while True:
             is_last, pause_s = self._is_over, RETRY_S
@@ -392,7 +392,7 @@ class Recorder:
             self._wake.wait(pause_s)
 
     def _write_all(self, left: list[bytes]) -> None:
-        """`left` are lines of an earlier turn that could not be written; they stay in it until they are."""
+        """Writes the queue; `left` holds lines of an earlier turn that could not be written, until they are."""
         most = min(BYTES_A_WRITE, self._settings.record_bytes)
         while left or self._queue:
             size = sum(map(len, left))
@@ -411,11 +411,11 @@ class Recorder:
             left.clear()
 
     def _line(self, request: Finished) -> bytes:
-        """One line; a request that makes none is counted and left out, so that it does not stop the others."""
+        """Returns one request's line; empty for a request that makes none, which is counted and does not stop the others."""
         seen = request.seen
         ids = None if seen is None else seen.token_ids
         if ids is not None:
-            self._tokens_done += len(ids)  # also of one that makes no line
+            self._tokens_done += len(ids)  # also for a request that makes no line
         try:
             row = as_row(request)
             if seen is not None and ids is not None and (hashes := self._hashes(seen, ids)):
@@ -439,4 +439,4 @@ class Recorder:
         return digests
 
 
-RECORDER = Recorder(InsideSettings())  # one a process
+RECORDER = Recorder(InsideSettings())  # one for each process

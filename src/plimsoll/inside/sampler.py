@@ -1,10 +1,10 @@
-"""The thread in each worker that writes its figures down, once a second.
+"""The thread in each worker that writes its figures to a file, once a second.
 
 While a worker starts, the thread makes no CUDA call: one from another thread can spoil the recording of a CUDA graph. Torch's
-statistics are host memory, and NVML needs no context; walks over the segments and questions to the device wait until the
-worker serves. No attribute of vLLM's worker says when that is, so the probe notes when the worker's warm-up returns
-(`is_warm`); a call from outside proves it too, since the engine takes none before. Where the warm-up could not be
-watched (`is_watched` is false), a worker serves a minute after its KV cache was seen.
+statistics are host memory, and NVML needs no context; walks over the segments and calls to the device wait until the worker
+serves. No attribute of vLLM's worker says when it serves, so the probe notes when the worker's warm-up returns (`is_warm`); a
+call from outside proves it too, since the engine takes none before. Where the warm-up could not be watched (`is_watched` is
+false), a worker counts as serving a minute after its KV cache was seen.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from plimsoll.inside.places import ancestors, run_folder, start_ticks
 from plimsoll.inside.settings import InsideSettings
 
 # The budget's names have changed with vLLM. Up to 0.26 the worker keeps `non_torch_memory`, and `peak_activation_memory` is the
-# activations alone. From 0.27 it keeps `total_consumed` (weights and all outside torch) instead, and
-# `peak_activation_memory` includes the estimate for CUDA graphs where that was taken off the budget.
+# activations only. From 0.27 it keeps `total_consumed` (weights and all outside torch) instead, and
+# `peak_activation_memory` includes the estimate for CUDA graphs where vLLM took that off the budget.
 
 _ESTIMATE_SETTING = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 
 
 def budget(worker: Any, environ: Mapping[str, str] | None = None) -> tuple[dict[str, int | None] | None, dict[str, str]]:
-    """The parts, and the reason for each that the worker does not keep."""
+    """Returns the budget's parts in bytes, and the reason for each that the worker does not keep."""
     environ = os.environ if environ is None else environ
     runner = getattr(worker, "model_runner", None)
     at_start = getattr(worker, "init_snapshot", None)
@@ -63,19 +63,19 @@ def budget(worker: Any, environ: Mapping[str, str] | None = None) -> tuple[dict[
 
 
 def kv_cache_bytes(runner: Any) -> int | None:
-    """The memory behind the model runner's KV caches, each piece once; None before they are allocated."""
+    """Returns the bytes behind the model runner's KV caches, each piece once; None before they are allocated."""
     try:
         pieces = {}
         for tensor in _tensors(getattr(runner, "kv_caches", None) or ()):
             storage = tensor.untyped_storage()
             pieces[storage.data_ptr()] = int(storage.nbytes())
         return sum(pieces.values()) or None
-    except Exception:  # a layout of its own: then what was available for it must do
+    except Exception:  # an unknown layout: then the caller takes the memory that was available for the cache
         return None
 
 
 def _tensors(holder: Any) -> Iterable[Any]:
-    """Tensors in lists, tuples and tables, as different runners keep them."""
+    """Yields the tensors in lists, tuples and dicts, as different runners keep them."""
     for each in holder.values() if isinstance(holder, dict) else holder:
         if isinstance(each, list | tuple | dict):
             yield from _tensors(each)
@@ -94,16 +94,16 @@ def _bytes(holder: Any, name: str) -> int | None:
     return None
 
 
-# NVML needs no CUDA context, so it may be asked while a worker starts. Which of its devices is the worker's: by UUID once torch
-# may be asked for it; before that by CUDA_VISIBLE_DEVICES, where that is unmistakable. A slice of a device (MIG) is not looked
-# up: NVML's figures would be those of the whole device.
+# NVML needs no CUDA context, so it can be read while a worker starts. The worker's device is found by UUID once torch may be
+# asked for it; before that by CUDA_VISIBLE_DEVICES, where that is unambiguous. A slice of a device (MIG) is not looked up:
+# NVML's figures would be those of the whole device.
 
 _HOMES = ("vllm.third_party.pynvml", "pynvml")  # vLLM brings its own copy
 SHARES = ("device_memory.by_this_process", "device_memory.by_others")  # unknown together
 
 
 class DeviceReading(NamedTuple):
-    """Figures in bytes, the device's name, and the reason for each that is unknown."""
+    """A device's figures in bytes, its name, and the reason for each unknown figure."""
 
     figures: dict[str, Any] | None
     name: str | None
@@ -111,7 +111,7 @@ class DeviceReading(NamedTuple):
 
 
 class Nvml:
-    """NVML's view of one CUDA device; opened at the first question, and asked no more once it has failed for good."""
+    """NVML's view of one CUDA device; opened at the first reading, and not read again once it has failed for good."""
 
     def __init__(self, index: int, environ: Mapping[str, str] | None = None, module: Any = None) -> None:
         self.index = index
@@ -119,17 +119,17 @@ class Nvml:
         self._module = module
         self._is_open = False
         self._handle: Any = None
-        self._is_sure = False  # whether the handle was found by UUID
+        self._is_sure = False  # True if the handle was found by UUID
         self._refused: str | None = None
 
     def memory(self, uuid: str | None, reserved: int | None, pid: int) -> DeviceReading:
-        """The device's memory and this process's part of it; `reserved` is what torch holds of it at least."""
+        """Returns the device's memory and this process's part of it, which is at least `reserved`, torch's own bytes."""
         try:
             handle = self._found(uuid)
             if handle is None:
                 return DeviceReading(None, None, {"device_memory": self._refused or "NVML does not know this device yet"})
             nvml = self._module
-            try:  # with v2 what the driver keeps for itself is in neither free nor used, as nvidia-smi has it
+            try:  # with v2 the driver's own memory is in neither free nor used, as in nvidia-smi
                 memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
             except Exception:  # an older driver, or an older copy of the bindings
                 memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -148,7 +148,7 @@ class Nvml:
             return None if self._refused else self._handle
         if not self._is_open:
             for home in _HOMES if self._module is None else ():
-                with contextlib.suppress(Exception):  # missing, or broken in whatever way: the next one
+                with contextlib.suppress(Exception):  # missing or broken: try the next one
                     self._module = importlib.import_module(home)
                     break
             if self._module is None:
@@ -168,7 +168,7 @@ class Nvml:
         return self._handle
 
     def _by_environment(self) -> Any:
-        """The device by what the environment says; None where that could be another one."""
+        """Returns the device that the environment names; None where that could be another one."""
         nvml = self._module
         visible = self.environ.get("CUDA_VISIBLE_DEVICES")
         entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
@@ -179,25 +179,25 @@ class Nvml:
             self._refused = "the device is a slice of one (MIG); NVML's figures are those of the whole"
             return None
         if entry.startswith("GPU-"):
-            return nvml.nvmlDeviceGetHandleByUUID(entry)  # also a shortened one is refused by NVML, not mistaken
+            return nvml.nvmlDeviceGetHandleByUUID(entry)  # NVML refuses a shortened UUID, so it never finds another device
         if not (entry.isascii() and entry.isdigit()) or int(entry) >= nvml.nvmlDeviceGetCount():
             return None
         handles = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(nvml.nvmlDeviceGetCount())]
-        # CUDA numbers devices by speed unless told otherwise, NVML by their place on the bus: the same if all are alike.
+        # CUDA numbers devices by speed by default, NVML by their place on the bus: the same if all are alike.
         names = {self._text(nvml.nvmlDeviceGetName(handle)) for handle in handles}
         if len(names) > 1 and self.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
             return None
         return handles[int(entry)]
 
     def _own(self, handle: Any, reserved: int | None, pid: int) -> tuple[int | None, str]:
-        """This process's part, or None and why."""
+        """Returns this process's bytes, or None and the reason."""
         for process in self._module.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid != pid:
                 continue
             if process.usedGpuMemory is None:
                 return None, "the driver does not say what each process holds"
             if reserved is not None and process.usedGpuMemory < reserved:
-                # In a container NVML may count processes from outside, where our number is somebody else's.
+                # In a container NVML may list the host's process numbers, where ours belongs to another process.
                 return None, "NVML's process of this number holds less than torch does, so it is another one"
             return int(process.usedGpuMemory), ""
         return None, "NVML lists no process of this number, as in a container with process numbers of its own"
@@ -214,7 +214,7 @@ class Sampler:
     """One worker's figures: taken, kept as `figures`, and written to the shared folder."""
 
     def __init__(self, worker: Any, settings: InsideSettings, folder: str | None, torch: Any = None, nvml: Any = None) -> None:
-        """`torch` and `nvml` stand in for the modules of that name."""
+        """`torch` and `nvml` replace the modules of that name."""
         self.settings = settings
         self.folder = folder
         self.is_warm = False
@@ -222,10 +222,10 @@ class Sampler:
         self.figures = empty_figures()
         self.last_compact: dict[str, Any] | None = None
         self.last_snapshot: dict[str, Any] | None = None
-        self._worker = weakref.ref(worker)  # a worker that vLLM lets go must not live on for our sake
+        self._worker = weakref.ref(worker)  # we must not keep a worker alive that vLLM drops
         self._pid = os.getpid()
         self._started = start_ticks(self._pid)
-        self._ancestors = ancestors(self._pid)  # kept: they still name the server once its processes have died
+        self._ancestors = ancestors(self._pid)  # read once: they name the server even after its processes have died
         self._groups = memory.group_files()
         self._wake = threading.Event()
         self._stop = False
@@ -237,7 +237,7 @@ class Sampler:
         self._nvml: Nvml | None = None
         self._uuid: str | None = None
         self._walked_at: float | None = None
-        self._walk_s = 0.0  # that the last walk took
+        self._walk_s = 0.0  # processor time of the last walk
         self._walk: Walk | None = None
         self._kv_seen_at: float | None = None
         self._budget: tuple[dict[str, int | None] | None, dict[str, str]] | None = None
@@ -246,7 +246,7 @@ class Sampler:
     # The thread
 
     def start(self) -> None:
-        """Begin to sample; the thread ends with the process or with the worker."""
+        """Begins to sample; the thread ends with the process or with the worker."""
         self._thread = threading.Thread(target=self._run, name="plimsoll-probe", daemon=True)
         self._thread.start()
 
@@ -271,19 +271,19 @@ class Sampler:
             self._wake.clear()
 
     def sample(self, worker: Any) -> None:
-        """Take one sample and write it; a fault leaves the last one as it is, to grow old."""
-        began = time.thread_time()  # what it costs, not how long the machine kept it waiting
+        """Takes one sample and writes it; after a fault the last sample stays, and its age grows."""
+        began = time.thread_time()  # its cost in processor time, not the time that it waits for a processor
         with FAULTS.noting("sampling a worker"):
             self.figures = self.gather(worker, time.monotonic())
             try:
                 if self.folder is not None:
                     write_whole(self.folder, f"worker-{self._pid}", self.figures)
-            except FileNotFoundError:  # somebody tidied it away
+            except FileNotFoundError:  # somebody removed the folder
                 self.folder = run_folder(self.settings.folder)
         self._samples += 1
         self._spent_s += time.thread_time() - began
 
-    # What is taken
+    # Figures
 
     def gather(self, worker: Any, now: float) -> dict[str, Any]:
         is_serving = self.is_serving(worker, now)
@@ -295,7 +295,7 @@ class Sampler:
         reasons |= whys
         try:
             figures |= self._of_device(worker, now, reasons, is_serving=is_serving)
-        except Exception as error:  # the rest is worth having without it
+        except Exception as error:  # the other figures are useful without the device's
             FAULTS.note("asking about the device", error)
             reasons |= dict.fromkeys(("allocator", "device_memory", "device_name"), f"asking failed: {type(error).__name__}")
         if self._budget is None or not is_serving or figures["phase"] != self.figures["phase"]:
@@ -308,7 +308,7 @@ class Sampler:
         return figures
 
     def is_serving(self, worker: Any, now: float) -> bool:
-        """Whether the worker's start is over, as the head of this file explains."""
+        """True if the worker's start is over, as the head of this file explains."""
         if self.is_warm or self.is_watched:
             return self.is_warm
         if self._kv_seen_at is None and kv_cache_bytes(getattr(worker, "model_runner", None)) is not None:
@@ -317,7 +317,7 @@ class Sampler:
 
     def _identity(self, worker: Any, reasons: dict[str, str]) -> dict[str, Any]:
         parallel = getattr(getattr(worker, "vllm_config", None), "parallel_config", None)
-        # Ranks of dense models are all told that their rank is 0; the index is each one's own where vLLM has it.
+        # vLLM gives all ranks of dense models rank 0; each has its own index, where vLLM has one.
         engine = getattr(parallel, "data_parallel_index", None)
         if engine is None:
             engine = getattr(parallel, "data_parallel_rank", None)
@@ -382,7 +382,7 @@ class Sampler:
 
 
 def attach(worker: Any, *, is_warm: bool = False) -> Sampler | None:
-    """The worker's sampler, started if it has none; None where that failed, which is counted and logged."""
+    """Returns the worker's sampler, started if it has none; None where that failed, which is counted and logged."""
     existing: Sampler | None = worker.__dict__.get("plimsoll_sampler")
     if existing is not None:
         return existing

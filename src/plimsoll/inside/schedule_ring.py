@@ -1,13 +1,13 @@
-"""Which requests an engine core has begun to run, written where it outlives the engine: PLIMSOLL_FAILOVER.
+"""The record of the requests that an engine core has begun, which outlives the engine: PLIMSOLL_FAILOVER.
 
 When an engine dies, a request that was never scheduled cannot have killed it and may be tried elsewhere; one that had begun
-must not be handed round. The API server cannot tell them apart: a request in its first prefill has sent nothing, like one that
-waits. So the engine core writes down each request when it first schedules it, before the step runs, in shared memory:
+must not be tried on other servers. The API server cannot tell them apart: a request in its first prefill has sent nothing, like
+a waiting one. So the engine core writes each request down when it first schedules it, before the step runs, in shared memory:
 
     | active | busy | count | hash of a request's id | hash | ... |
 
-`busy` is 1 inside the scheduler: an engine that dies there may have died of a request that is not written yet. What the ring
-cannot answer (overwritten, busy, no ring, another scheduler, a KV connector) counts as begun.
+`busy` is 1 inside the scheduler: an engine that dies there may have died of a request that is not written yet. Where the ring
+has no answer (overwritten, busy, no ring, another scheduler, a KV connector), a request counts as begun.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from plimsoll.inside.places import ancestors, is_same_process, may_hold_core, ru
 from plimsoll.inside.settings import InsideSettings
 
 ENTRIES = 1 << 15
-ACTIVE, BUSY, COUNT, HEADER = 0, 1, 2, 8  # places of 8 bytes; the rest of the header is for later
+ACTIVE, BUSY, COUNT, HEADER = 0, 1, 2, 8  # places of 8 bytes; the rest of the header is reserved
 BYTES = 8 * (HEADER + ENTRIES)
 CORE, SCHEDULER = "vllm.v1.engine.core", "vllm.v1.core.sched.scheduler"
 WHERE = "following the scheduler"
-OWN_SCHEDULERS = (SCHEDULER, "vllm.v1.core.sched.async_scheduler")  # another one may not come through what is wrapped
+OWN_SCHEDULERS = (SCHEDULER, "vllm.v1.core.sched.async_scheduler")  # another one may bypass the wrapped methods
 
 
 def hash_of(request_id: str) -> int:
-    """A number by which the ring knows a request, never 0."""
+    """Returns the number that stands for a request in the ring, never 0."""
     digest = hashlib.blake2b(request_id.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1 | 1
 
 
 class ScheduleRing:
-    """The ring of one engine core: the core writes, API servers read, also when the core is gone."""
+    """The ring of one engine core: the core writes it, API servers read it, also after the core's death."""
 
     def __init__(self, path: str, *, makes: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if makes else 0)
@@ -62,13 +62,13 @@ class ScheduleRing:
     # The engine core
 
     def set_busy(self, *, is_busy: bool) -> None:
-        """Begin or end a step of the scheduler; from the end of the first one on every scheduled request is written down."""
+        """Marks the beginning or end of a scheduler step; from the first end on every scheduled request is written down."""
         self._numbers[BUSY] = int(is_busy)
         if not is_busy:
             self._numbers[ACTIVE] = 1
 
     def note(self, request_id: str) -> None:
-        """Write one down; the entry is there before it counts."""
+        """Writes a request down; the entry is there before it counts."""
         with self._lock:  # the core's input thread and its loop
             count = self._numbers[COUNT]
             self._numbers[HEADER + count % ENTRIES] = hash_of(request_id)
@@ -78,16 +78,16 @@ class ScheduleRing:
 
     @property
     def count(self) -> int:
-        """How many were ever written; -1 before the first step."""
+        """The number of entries ever written; -1 before the end of the first step."""
         return self._numbers[COUNT] if self._numbers[ACTIVE] else -1
 
     def may_have_begun(self, request_id: str, since: int) -> bool:
-        """False where it is sure that a request which came when `count` was `since` was never scheduled here."""
+        """False if a request that came when `count` was `since` was surely never scheduled here."""
         count = self.count
         if since < 0 or count < 0 or self._numbers[BUSY] or count - since > ENTRIES:
             return True
         first, until, _ = self._hashes
-        if until != count or since < first:  # at an engine's death this is asked for every request: read once
+        if until != count or since < first:  # at an engine's death every request asks: read the entries once
             numbers = (self._numbers[HEADER + place % ENTRIES] for place in range(since, count))
             self._hashes = since, count, frozenset(numbers)
         return hash_of(request_id) in self._hashes[2]
@@ -97,9 +97,9 @@ class ScheduleRing:
 
 
 def install() -> None:
-    """vLLM calls this in each of its processes: a scheduler there writes down what it begins.
+    """Makes each scheduler of this process write down the requests it begins; vLLM calls this in each of its processes.
 
-    An engine core that is forked is not asked again, so its API server prepares it; a process that has neither is left alone.
+    vLLM does not call it again in a forked engine core, so the API server prepares it; a process without a core is left alone.
     """
     with FAULTS.noting(WHERE):
         if may_hold_core() and InsideSettings().failover:
@@ -107,14 +107,14 @@ def install() -> None:
 
 
 def install_into(core: Any, scheduler: Any, ring: ScheduleRing | None = None) -> None:
-    """Wrap the two methods, once; the ring is made at the first request or step, in the engine core's own process."""
+    """Wraps the two methods, once; the ring is made at the first request or step, in the engine core's own process."""
     if getattr(scheduler.schedule, "is_plimsoll", False):
         return
     own_schedule, own_preprocess = scheduler.schedule, core.preprocess_add_request
     rings: list[ScheduleRing | None] = [] if ring is None else [ring]
 
     def ring_here() -> ScheduleRing | None:
-        """The ring of this process; None where this is no process of vLLM's making, or there is no folder to share."""
+        """Returns the ring of this process; None if vLLM did not start this process, or without a folder to share."""
         if not rings:
             folder = run_folder(InsideSettings().folder) if multiprocessing.parent_process() is not None else None
             made = None
@@ -133,8 +133,8 @@ def install_into(core: Any, scheduler: Any, ring: ScheduleRing | None = None) ->
             log = ring_here() if type(self).__module__ in OWN_SCHEDULERS and self.connector is None else None
             if log is not None:
                 log.set_busy(is_busy=True)
-        plan = own_schedule(self, *args, **kwargs)  # one that raises leaves the ring busy: what ended it is not known
-        with FAULTS.noting(WHERE):  # after a fault the ring stays busy, so nothing is claimed
+        plan = own_schedule(self, *args, **kwargs)  # if it raises, the ring stays busy: the cause is not known
+        with FAULTS.noting(WHERE):  # after a fault the ring stays busy: every request counts as begun
             if log is not None:
                 for request in plan.scheduled_new_reqs:
                     log.note(request.req_id)
@@ -144,7 +144,7 @@ def install_into(core: Any, scheduler: Any, ring: ScheduleRing | None = None) ->
     @functools.wraps(own_preprocess)
     def preprocess_add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         with FAULTS.noting(WHERE):
-            # A grammar is compiled and pictures are unpacked before a request is scheduled: either may end the process.
+            # Before a request is scheduled its grammar is compiled and its pictures unpacked: either may end the process.
             params = getattr(request, "sampling_params", None)
             has_grammar = any(getattr(params, name, None) is not None for name in ("structured_outputs", "guided_decoding"))
             if (has_grammar or getattr(request, "mm_features", None)) and (log := ring_here()) is not None:
@@ -159,7 +159,7 @@ def install_into(core: Any, scheduler: Any, ring: ScheduleRing | None = None) ->
 
 
 class ScheduleRings:
-    """The rings of the engine cores that come from one process."""
+    """The rings of the engine cores that descend from one process."""
 
     def __init__(self, folder: str | None, key: int) -> None:
         self._folder = folder
@@ -167,7 +167,7 @@ class ScheduleRings:
         self._rings: dict[str, ScheduleRing] = {}
 
     def look(self) -> None:
-        """Open the rings that are there; a ring stays open when its engine core has died."""
+        """Opens new rings in the folder; a ring stays open when its engine core has died."""
         if self._folder is None:
             return
         with FAULTS.noting("opening an engine core's ring"):
@@ -178,15 +178,15 @@ class ScheduleRings:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is a ring and every one of them is written to."""
+        """True if there is a ring, and every ring is written to."""
         return bool(self._rings) and all(ring.count >= 0 for ring in self._rings.values())
 
     def counts(self) -> dict[str, int]:
-        """How far each ring has come: what a request is later held against."""
+        """Returns each ring's present count, which `never_scheduled` takes later as `since`."""
         return {name: ring.count for name, ring in self._rings.items()}
 
     def never_scheduled(self, request_ids: Sequence[str], since: Mapping[str, int], engines: int) -> bool:
-        """Whether no engine core has begun any of these; False where that is not sure. `engines`: how many cores there are."""
+        """True if surely no engine core has begun any of these requests. `engines` is the number of cores."""
         return len(since) == engines == len(self._rings) and not any(
             self._rings[name].may_have_begun(request_id, count) for name, count in since.items() for request_id in request_ids
         )
@@ -196,7 +196,7 @@ IS_FOLLOWED = "plimsoll_failover"
 
 
 def shape_of(request: Any) -> str:
-    """What of an engine's request may be told: lengths and kinds, never its text. "" where its length cannot be read."""
+    """Returns an engine request's lengths and kinds, never its text; empty where its length cannot be read."""
     prompt, params = getattr(request, "prompt_token_ids", None), getattr(request, "sampling_params", None)
     if not isinstance(prompt, list | tuple):
         return ""
@@ -212,9 +212,9 @@ def shape_of(request: Any) -> str:
 
 
 def follow_requests(client: Any, note: Callable[[str | None, str], None]) -> bool:
-    """Have `note` called with the id and the shape of every request that this engine client is about to give to its engine.
+    """Calls `note` with the id and the shape of every request that this engine client is about to give to its engine.
 
-    False where this client has no such place. An id that cannot be read is None.
+    Returns False where this client has no such method. An id that cannot be read is None.
     """
     processor = getattr(client, "output_processor", None)
     own = getattr(processor, "add_request", None)

@@ -1,7 +1,7 @@
-"""What an operator can set: environment variables that start with PLIMSOLL_, read once in each process.
+"""An operator's settings: environment variables that start with PLIMSOLL_, read once in each process.
 
-vLLM hands its environment on to every process it starts, so one place sets all of them. A value that cannot be read
-keeps its default and is named in the log: a server must not fail to start over a typing mistake in one of these.
+vLLM passes its environment to every process it starts, so one place sets all of them. A value that cannot be read is
+replaced by its default and named in the log: a typing mistake must not keep a server from starting.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plimsoll.inside.faults import FAULTS
 
 
 class Setting(NamedTuple):
-    """One row of data/settings.json: its name, what it is if unset, and one sentence for the docs."""
+    """One row of data/settings.json: a setting's name, its default, and one sentence for the docs."""
 
     name: str
     default: str
@@ -24,7 +24,7 @@ class Setting(NamedTuple):
 
 
 def data_table(name: str) -> Any:
-    """A table in the `data` folder of this package, which may lie in a wheel that is on the path as it is."""
+    """Returns a table of this package's `data` folder, also when the package is imported from an unopened wheel."""
     return json.loads(pkgutil.get_data("plimsoll.inside", f"data/{name}.json") or b"")
 
 
@@ -66,7 +66,7 @@ class InsideSettings:
         return self._environ.get(name, "").strip() or _DEFAULTS[name]
 
     def number(self, name: str, low: float, high: float) -> float:
-        """The value as a number within its bounds; the default where it is none. An empty default is 0."""
+        """Returns the value as a number within its bounds, else the default. An empty default is 0."""
         raw = self.text(name)
         if not raw:
             return 0.0
@@ -81,7 +81,7 @@ class InsideSettings:
         return float(default or 0)
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """The value if it is one of these; empty where it is unset, `0` or none of them."""
+        """Returns the value if it is one of these; empty where it is unset, `0` or none of them."""
         raw = self.text(name)
         if raw in choices:
             return raw
@@ -90,7 +90,7 @@ class InsideSettings:
         return ""
 
     def read_token(self) -> str:
-        """The token in its file; empty where it cannot be read."""
+        """Returns the token in its file; empty where it cannot be read."""
         try:
             with open(self.token_file, encoding="utf-8") as file:  # noqa: PTH123 - pathlib would take longer than all else here
                 return file.read(4096).strip()

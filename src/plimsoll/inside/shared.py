@@ -1,8 +1,8 @@
-"""What the API servers of one vLLM server share: the drain, sleep and shedding on one page, and each server's own counts.
+"""The shared state of one vLLM server's API servers: the drain, sleep and shedding on one page, and each server's own counts.
 
 Each API server writes a page of its own and reads those of the others; the sum is the server's. The common page is changed
-under a lock. All of it lies in the folder of places.py, named after the process that started the server and the moment it
-did so, so that a number that is used again for another process never finds old pages.
+under a lock. All pages are in the folder of places.py, named after the process that started the server and the time of its
+start, so that another process with the same number never finds old pages.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from plimsoll.inside.door import FIELDS as DOOR
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import is_same_process, start_ticks, sweep
 
-# A number is read and written in one aligned store, so a reader never sees half of one. What must change together is changed
-# under `Page.changing()`: a lock between processes, and a sequence number by which a reader sees that it came in between.
+# A number is read and written in one aligned store, so a reader never sees half of one. Numbers that belong together change
+# under `SharedPage.changing()`: a lock between processes, and a sequence number that shows a reader a change in progress.
 
-TRIES = 20  # reads at once before the reader makes way for the writer
-# A writer needs microseconds, but may have lost its turn on the processor. It is not waited for longer than this: then what
-# was there before it began is taken.
+TRIES = 20  # reads in a row before the reader makes way for the writer
+# A writer needs microseconds, but may have lost its turn on the processor. A reader waits no longer than this, and then takes
+# the values from before the change.
 LONGEST_WAIT_S = 0.02
-# The same for who wants to write, in the event loop of a server: the one inside may have been stopped there.
+# The same for a writer, which waits in a server's event loop: the process that holds the lock may have been stopped.
 LONGEST_LOCK_WAIT_S = 0.25
 
 
@@ -36,10 +36,10 @@ class SharedPage:
     """Named whole numbers in shared memory, all 0 at first; without a path they are this process's own."""
 
     def __init__(self, fields: Sequence[str], path: str | None = None, *, makes: bool = True) -> None:
-        """With `makes` the file is made where there is none; without it is somebody else's, and must be there."""
+        """`makes`: a missing file is made; else the file is another process's, and must be there."""
         self.path = path
         self._is_changing = False
-        self._whole: dict[Sequence[str], list[int]] = {}  # what was last read together
+        self._whole: dict[Sequence[str], list[int]] = {}  # the last consistent values of each group of names
         self._index = {name: place for place, name in enumerate(("sequence", *fields))}
         size = 8 * len(self._index)
         if path is None:
@@ -57,14 +57,14 @@ class SharedPage:
         self._numbers[self._index[name]] = value
 
     def add(self, name: str, change: int) -> int:
-        """Change one number; only for pages that a single thread of a single process writes."""
+        """Changes one number; only for pages that a single thread of a single process writes."""
         place = self._index[name]
         value = self._numbers[place] + change
         self._numbers[place] = value
         return value
 
     def together(self, names: tuple[str, ...]) -> list[int]:
-        """Several numbers as they were at one moment: this one, or the last one before a change that does not end."""
+        """Returns several numbers as they were at one moment: now, or before a change that does not end."""
         places = [self._index[name] for name in names]
         end = 0.0
         while True:
@@ -84,7 +84,7 @@ class SharedPage:
             except OSError:
                 time.sleep(0.0002)
                 continue
-            # No writer is inside; one that was killed there has left an odd sequence number.
+            # No writer holds the lock; one that was killed under it has left an odd sequence number.
             values = [self._numbers[place] for place in places]
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._whole[names] = values
@@ -92,7 +92,7 @@ class SharedPage:
 
     @contextlib.contextmanager
     def changing(self, patience_s: float = LONGEST_LOCK_WAIT_S) -> Iterator[None]:
-        """Alone among all processes while inside; readers wait for the end. TimeoutError where another stays inside."""
+        """Holds the page's lock during the block; readers wait for its end. Raises TimeoutError if another keeps the lock."""
         end = time.monotonic() + patience_s
         while self._file >= 0:
             try:
@@ -121,7 +121,7 @@ class SharedPage:
 
 
 def _opened(path: str, size: int, *, makes: bool) -> int:
-    """The file, large enough to be mapped; FileNotFoundError for one that is not there or not finished yet."""
+    """Returns the open file, large enough to be mapped. Raises FileNotFoundError for one that is missing or unfinished."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     file = os.open(path, flags | os.O_CREAT if makes else flags, 0o600)
     try:
@@ -143,7 +143,7 @@ COMMON = (
     "epoch", "since_ns", "until_ns", "quiet_ns", "bound_ns", "is_refusing", "retry_after_s",  # the drain
     "asleep", "asleep_at_ns",  # 0 awake, 1 paused, 2 asleep
     "shed_bound_ns", "shed_until_ns",
-    "wedged_at_ns",  # when it was proven; 0 if not
+    "wedged_at_ns",  # when the engine was proven stuck; 0 if not
 )  # fmt: skip
 OWN = (
     "pid", "started", "beat_ns", "in_flight", "begun", "refused_drain", "refused_shed", "refused_dead", "last_admitted_ns",
@@ -159,11 +159,11 @@ ASLEEP = 2
 
 
 class Shared:
-    """The common page, this server's own and those of its fellows."""
+    """The common page, this API server's own, and those of the other API servers (its fellows)."""
 
     def __init__(self, folder: str | None, key: int, *, fellows_expected: bool) -> None:
         self.key = key
-        # With fellows that cannot be reached a drain would stop one API server of several: worse than none.
+        # Without a way to reach its fellows a drain would stop one API server of several: worse than none.
         self.can_drain = folder is not None or not fellows_expected
         self._folder = folder
         self._stem = f"{key}-{start_ticks(key)}"
@@ -181,7 +181,7 @@ class Shared:
     # The fellows
 
     def pages(self, *, look: bool = False) -> list[SharedPage]:
-        """The pages of all living API servers, this one's first; `look` looks for new ones."""
+        """Returns the pages of all living API servers, this one's first; `look` looks for new ones."""
         if look and self._folder is not None:
             self._look(self._folder)
         return [self.own, *self._fellows.values()]
@@ -195,27 +195,27 @@ class Shared:
             FAULTS.note("looking for the other API servers", error)
             return
         for name in names - self._fellows.keys():
-            # One that is not there is gone since, or about to be filled.
+            # A missing file was removed since, or its writer has not finished it.
             with FAULTS.noting("reading another API server's page"), contextlib.suppress(FileNotFoundError):
                 self._fellows[name] = SharedPage(OWN, self._path(name), makes=False)
         for name, page in list(self._fellows.items()):
-            # A name may be gone while its server lives: somebody tidied the folder, and the memory is still shared.
+            # A name may be gone while its server lives: somebody removed the file, and the memory is still shared.
             # A page that was just made has no pid yet.
             is_gone = not is_same_process(page["pid"], page["started"]) if page["pid"] else name not in names
             if is_gone:
                 self._fellows.pop(name).close()
 
     def total(self, name: str) -> int:
-        """The sum over all API servers as last looked at."""
+        """Returns the sum over all API servers found at the last look."""
         return sum(page[name] for page in self.pages())
 
     def latest(self, name: str) -> int:
-        """The largest over all API servers as last looked at."""
+        """Returns the largest value over all API servers found at the last look."""
         return max(page[name] for page in self.pages())
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that speaks for all, where one must: the lowest process number."""
+        """True if this API server has the lowest process number: it alone reports the figures of the whole server."""
         return all(self.own["pid"] <= page["pid"] or page["pid"] == 0 for page in self.pages())
 
     # The drain
@@ -227,7 +227,7 @@ class Shared:
         return Drain(epoch, since / NS, until / NS, quiet / NS, bound / NS, bool(is_refusing), retry)
 
     def set_drain(self, drain: Drain) -> None:
-        """Write it; inside `common.changing()`."""
+        """Writes the drain to the common page; call it inside `common.changing()`."""
         values = (
             drain.epoch, round(drain.since * NS), round(drain.until * NS), round(drain.quiet_s * NS), round(drain.bound_s * NS),
             int(drain.is_refusing), drain.retry_after_s,
@@ -236,7 +236,7 @@ class Shared:
             self.common[name] = value
 
     def close(self) -> None:
-        """Let go of everything, and take this server's page away."""
+        """Closes all pages, and removes this API server's page."""
         for page in (*self._fellows.values(), self.common, self.own):
             page.close()
         if self.own.path is not None:

@@ -8,12 +8,12 @@ from typing import Any
 from plimsoll.inside.pulse import Listener, watch_requests
 
 _LOGGERS: Any = importlib.import_module("vllm.v1.metrics.loggers")
-# vLLM tells a logger of one engine nothing of sleep: its adapter does not hand that on. One for all engines hears it.
+# vLLM's adapter does not pass sleep on to a logger for one engine; a logger for all engines gets it.
 _BASE: Any = getattr(_LOGGERS, "AggregateStatLoggerBase", _LOGGERS.StatLoggerBase)
 
 
 class StatLogger(Listener, _BASE):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """Tells the pulse and the recorder what vLLM says at each step."""
+    """The stat logger that passes vLLM's statistics of each step to the pulse and the recorder."""
 
     def __init__(self, vllm_config: Any = None, engine_index: Any = 0, **named: Any) -> None:
         # `engine_index` is a number, or with vLLM's base for all engines a list of them.
@@ -23,5 +23,5 @@ class StatLogger(Listener, _BASE):  # type: ignore[misc]  # vLLM is not there wh
         watch_requests()
 
 
-# A method that a later vLLM asks every logger to have must not keep a server from starting: it is not there, and that is all.
+# A new abstract method in a later vLLM must not keep a server from starting: it is simply missing here.
 StatLogger.__abstractmethods__ = frozenset()

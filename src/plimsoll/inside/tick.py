@@ -1,4 +1,4 @@
-"""What a gate does once a second: feed itself, publish its counts, look for a stuck engine, keep the metrics fresh."""
+"""The gate's work every second: follow vLLM's statistics, publish counts, look for a stuck engine, refresh the metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from plimsoll.inside.shared import ASLEEP, NS, PAUSED
 from plimsoll.inside.survive.plugin import install_frontend
 
 # Our stat logger may not be loaded as a plugin: vLLM knows plugins of this kind from 0.11.1 on, `VLLM_PLUGINS` may leave ours
-# out, and scaling the engines makes vLLM build its loggers anew without any. Then it is put in here. The shapes, by release:
+# out, and scaling the engines makes vLLM build its loggers anew without plugins. Then it is added here. The shapes, by release:
 # 0.8.0 to 0.8.2    engine.stat_loggers: a list of loggers
 # 0.8.3 to 0.9.2    engine.stat_loggers: for each engine core a list of loggers
 # 0.10.0 to 0.11.0  engine.logger_manager.per_engine_logger_dict: the same by the number of the engine core
@@ -37,7 +37,7 @@ Make = Callable[[Any, int | list[int]], Any]
 
 
 def attach(engine_client: Any, make: Make | None = None) -> bool:
-    """Whether the pulse is fed from here on; safe to be asked again and again. `make` builds a logger for engine cores."""
+    """Adds our stat logger to vLLM's, once; True if it is there. Safe to call again. `make` builds it for engine cores."""
     with FAULTS.noting(WHERE):
         lists = _logger_lists(engine_client)
         if isinstance(lists, str):
@@ -47,14 +47,14 @@ def attach(engine_client: Any, make: Make | None = None) -> bool:
         own: Make = lambda *arguments: importlib.import_module("plimsoll.inside.stat_logger").StatLogger(*arguments)  # noqa: E731
         for loggers, engines in lists:
             if not any(isinstance(logger, Listener) for logger in loggers):
-                # Last in the list: whatever vLLM's own loggers do has been done by then.
+                # Last in the list: vLLM's own loggers run before it.
                 loggers.append((make or own)(getattr(engine_client, "vllm_config", None), engines))
         return True
     return False
 
 
 def _logger_lists(client: Any) -> list[tuple[list[Any], int | list[int]]] | str:
-    """Each list of loggers with the engine cores it is for, by the shapes above; or why there is none."""
+    """Returns each list of loggers with its engine cores, by the shapes above; or the reason why there is none."""
     manager = getattr(client, "logger_manager", client)
     if manager is None:
         return NO_STATISTICS
@@ -76,7 +76,7 @@ MOST_CLIENTS = 64
 
 
 def where_of(text: str) -> tuple[str, int]:
-    """What PLIMSOLL_LISTEN says: an address and a port, or the path of a Unix socket and 0; ValueError says why neither."""
+    """Returns PLIMSOLL_LISTEN's address and port, or a Unix socket's path and 0. Raises ValueError where it is neither."""
     if text.startswith("unix:"):
         if not text.startswith("unix:/"):
             raise ValueError("PLIMSOLL_LISTEN=unix: needs a path that starts with /")
@@ -88,7 +88,7 @@ def where_of(text: str) -> tuple[str, int]:
 
 
 class OwnPort:
-    """Serves the endpoints; with several API servers the first to come serves for all, since what they answer is shared."""
+    """The endpoints' own port; of several API servers the first serves for all, since their answers come from shared state."""
 
     def __init__(self, gate: GateControl, patience_s: float = PATIENCE_S) -> None:
         self._gate = gate
@@ -96,15 +96,15 @@ class OwnPort:
         self._server: asyncio.Server | None = None
         self._path = ""
         self._clients = 0
-        self._is_hopeless = False  # what was set cannot be served, now or later
+        self._is_hopeless = False  # PLIMSOLL_LISTEN's value cannot be served, now or later
 
     @property
     def is_open(self) -> bool:
-        """Whether there is nothing left to do: it listens, or it never will."""
+        """True if nothing is left to do: it listens, or it never will."""
         return self._server is not None or self._is_hopeless
 
     async def open(self) -> None:
-        """Begin to listen; a place that is taken or cannot be used is said once, and nothing listens instead."""
+        """Begins to listen; an address that is taken or cannot be used is logged once, and no other is tried."""
         try:
             place, port = where_of(self._gate.settings.listen)
         except ValueError as problem:
@@ -121,7 +121,7 @@ class OwnPort:
             LOG.info("plimsoll: endpoints are served at %s", self._gate.settings.listen)
         except OSError as problem:
             if problem.errno == errno.EADDRINUSE and self._gate.key != os.getpid():
-                return  # one of the other API servers of this server has it; should it go, this one takes over
+                return  # another API server of this server has it; if that one ends, this one takes over
             FAULTS.note(f"listening at {self._gate.settings.listen}", problem)
 
     async def _open_unix(self, path: str) -> asyncio.Server:
@@ -132,7 +132,7 @@ class OwnPort:
                 os.unlink(path)  # noqa: PTH108 - left behind by a server that is gone
         place = socket.socket(socket.AF_UNIX)
         try:
-            before = os.umask(0o177)  # of the whole process: for this one call, not across an await
+            before = os.umask(0o177)  # it holds for the whole process: set for this one call, not across an await
             try:
                 place.bind(path)
             finally:
@@ -152,7 +152,7 @@ class OwnPort:
                     os.unlink(self._path)  # noqa: PTH108
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, one answer, and the connection ends; a client that has gone or says nothing is no fault."""
+        """Answers one request and closes the connection; a client that has gone or sends nothing is no fault."""
         self._clients += 1
         try:
             with FAULTS.noting("serving an endpoint"), contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
@@ -175,7 +175,7 @@ class OwnPort:
 
 
 async def _read(h11: Any, connection: Any, reader: asyncio.StreamReader) -> GateRequest | None:
-    """The whole request; None when its body is too large."""
+    """Returns the whole request; None when its body is too large."""
     request, body = None, b""
     while True:
         event = connection.next_event()
@@ -209,20 +209,20 @@ async def _write(h11: Any, connection: Any, writer: asyncio.StreamWriter, reply:
 
 
 def _answers(path: str) -> bool:
-    """Whether somebody listens there; never waits, since vLLM's event loop would wait along."""
+    """True if a process listens at the socket; never waits, since vLLM's event loop would wait too."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(0.0)
         return probe.connect_ex(path) in (0, errno.EAGAIN)  # its queue is full: it lives and is busy
 
 
 # On SIGTERM with `--shutdown-timeout` vLLM answers /health with 200 and every new request with 500 until its engine is done.
-# The first thing it does is to call its engine client's `shutdown`; that call, of this one object, is listened to.
+# First of all it calls its engine client's `shutdown`; so that method, of this one object, is wrapped.
 
 MARK = "plimsoll_notices"
 
 
 def notice_shutdown(client: Any, gate: GateControl) -> None:
-    """Stand before the client's `shutdown`, once; what it does and returns stays vLLM's own."""
+    """Wraps the client's `shutdown`, once, to note the call; its effect and result stay vLLM's own."""
     own = getattr(client, "shutdown", None)
     if own is None or hasattr(own, MARK):
         return
@@ -243,7 +243,7 @@ LONGEST_STEPS = 3.0
 
 
 def is_suspect(silent_s: float, longest_step_s: float, bound_s: float, ahead_s: float = 0.0) -> bool:
-    """Whether it is time for the test request, which is sent `ahead_s` before the bound: it takes that long to fail."""
+    """True if it is time for the canary request, which is sent `ahead_s` before the bound, because it takes so long to fail."""
     # A step that took as long as the bound was a failure: it does not make the next one normal.
     longest_s = longest_step_s if longest_step_s < bound_s else 0.0
     return silent_s > max(bound_s, LONGEST_STEPS * longest_s) - ahead_s
@@ -252,11 +252,11 @@ def is_suspect(silent_s: float, longest_step_s: float, bound_s: float, ahead_s: 
 EVERY_S = 1.0
 PORT_TURNS = 10
 Test = Callable[[Any, float], Awaitable[bool]]
-AGAIN_AFTER_S = 30.0  # between two test requests that brought no clear answer
+AGAIN_AFTER_S = 30.0  # between two canary requests, beside the first one's own time limit
 
 
 class Tick:
-    """A task on the server's own loop; each part fails alone."""
+    """The gate's task on the server's own event loop; a part that fails does not stop the others."""
 
     def __init__(self, gate: GateControl, test: Test = canary_fails) -> None:
         self._gate = gate
@@ -270,7 +270,7 @@ class Tick:
         self._sleep_level: int | None = None
 
     def ensure(self) -> None:
-        """Start the task if it does not run; called with every request, so it must be cheap."""
+        """Starts the task if it does not run; called with every request, so it must be cheap."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -291,7 +291,7 @@ class Tick:
             f"to {gate.settings.record_folder}" if gate.settings.record_folder else "off",
         )
         if gate.settings.survive and gate.alone is None:
-            install_frontend()  # an API server that was started anew has loaded no plugin
+            install_frontend()  # an API server in a new process has loaded no plugin
         turns = 0
         while True:
             if turns % PORT_TURNS == 0 and self._port is not None and not self._port.is_open:
@@ -343,12 +343,12 @@ class Tick:
             self._canary = asyncio.get_running_loop().create_task(self._prove(last_ns))
 
     def _is_excused(self, now: float) -> bool:
-        """Whether there is another reason for it not to step; a call of ours is one, but not for ever."""
+        """True if the engine has another reason to make no steps; a call of ours is one, but not for ever."""
         gate = self._gate
         is_called = gate.calls.is_running and now - gate.calls.began < gate.settings.wedge_s
         if bool(gate.asleep_words()) or gate.engine.is_dead() or is_called or gate.is_stopping or not gate.pulse.is_fed:
             return True
-        last = gate.survive()["last"]  # an engine that computes again what a contained failure cost is at work
+        last = gate.survive()["last"]  # an engine that recomputes after a contained failure is at work
         return last is not None and last["age_s"] < gate.settings.wedge_s
 
     async def _prove(self, last_step_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""The address of a server, taken apart: what is asked, what may be shown, and the login that goes with it."""
+"""The parts of a server's address: the URL to call, the form that is safe to print, and the login."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Address:
     socket: str = ""  # the path of a Unix socket
 
     def at(self, path: str, query: str = "") -> Address:
-        """Another path of the same server."""
+        """Returns the address of another path on the same server."""
         parts = urlsplit(self.url)
         url = urlunsplit((parts.scheme, parts.netloc, path, query, ""))
         return replace(self, url=url, shown=urlunsplit((parts.scheme, parts.netloc, path, "", "")))
 
     def get(self, *, most_bytes: int, timeout_s: float) -> Reply:
-        """GET, for those who wait for it; whatever is no answer is raised, with the address as it may be shown."""
-        import asyncio  # with aiohttp a quarter of a second: only who asks somebody pays for it
+        """Sends a GET and waits; returns the reply. Raises where there is no answer, with the address in its printable form."""
+        import asyncio  # with aiohttp it takes a quarter of a second: imported only for a call
 
         from plimsoll.net.client import HttpClient, Lost, same_host
 
@@ -46,7 +46,7 @@ class Address:
 
 
 def address(url: str) -> Address:
-    """The address a user typed; one line of BadInput, without any password, if it is none."""
+    """Returns the address that a user typed. Raises BadInput if it is none, in one line without any password."""
     url = url.strip()
     if not url.isascii():
         raise BadInput("the address has characters that are not ASCII")
@@ -68,7 +68,7 @@ def address(url: str) -> Address:
 
 
 def server_address(url: str) -> Address:
-    """The address of a server in a configuration: http://HOST:PORT, https://HOST:PORT or unix:/PATH, without a login."""
+    """Returns a server's address from a configuration: http://HOST:PORT, https://HOST:PORT or unix:/PATH, without a login."""
     if url.startswith("unix:/") and url.isascii() and url.isprintable() and " " not in url:
         return Address("http://localhost", url, socket=url.removeprefix("unix:"))
     where = address(url)

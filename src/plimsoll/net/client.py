@@ -1,7 +1,7 @@
-"""One HTTP client for all that plimsoll asks: one deadline for the whole call, a limit on what is read, no redirect unasked.
+"""One HTTP client for all of plimsoll's calls: one deadline for the whole call, a limit on the answer, no redirect by default.
 
-What matters to a caller that acts, when there is no answer, is whether the request may have been read. `Lost.was_sent` tells:
-before the connection stood nothing can have happened; afterwards nobody knows. No request that acts is sent a second time.
+A caller that changes something must know, when there is no answer, whether its request may have been read. `Lost.was_sent`
+says so: without a connection nothing can have happened; with one nobody knows. Such a request is never sent a second time.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from urllib.parse import urljoin, urlsplit
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
 from plimsoll.net.address import Address, server_address
 
-if TYPE_CHECKING:  # it takes a quarter of a second to import: only what asks pays for it
+if TYPE_CHECKING:  # it takes a quarter of a second to import: imported only for a call
     import aiohttp
 
 MOST_BYTES = 256 << 10
 READ_BYTES = 256 << 10  # at once: a metrics page comes in a few pieces
-KEPT_S = 60.0  # for a connection without a request
+KEPT_S = 60.0  # how long a connection stays open without a request
 REDIRECTS_MAX = 5
 MOVED = (301, 302, 303, 307, 308)
-# This machine cannot speak to that address at all; then another address of the same name tells more.
+# This machine cannot reach that address at all; then the error of another address of the same name tells more.
 NO_WAY = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH}
-NOBODY = {errno.ECONNREFUSED, errno.ENOENT}  # listens there
+NOBODY = {errno.ECONNREFUSED, errno.ENOENT}  # nobody listens there
 Sink = Callable[[bytes], None]
-Follow = Callable[[str, Mapping[str, str]], str]  # from an address and its answer, where that leads; WorldFailed if nowhere
+Follow = Callable[[str, Mapping[str, str]], str]  # a redirect's target by its URL and headers; or it raises WorldFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Reply:
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)  # found by their names in any case
+    headers: Mapping[str, str] = field(default_factory=dict)  # their names match in upper or lower case
     seconds: float = 0.0  # from the request to the last byte, without lookup and connect
 
     def table(self) -> Mapping[str, Any]:
-        """The JSON object in the body; an empty one for anything else."""
+        """Returns the JSON object in the body; an empty one for anything else."""
         try:
             return table(json.loads(self.body))
         except (ValueError, RecursionError):
@@ -62,45 +62,45 @@ class Reply:
 
     @property
     def asks_for_token(self) -> bool:
-        """Whether it is the answer of a gate to somebody who showed no token."""
+        """True if this is a gate's answer to a request without a token."""
         return self.status == 401 and self.headers.get("www-authenticate", "").lower().startswith("bearer")
 
 
 class Loss(StrEnum):
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     REFUSED = "refused"  # nobody listens there
     LATE = "late"  # not in time
-    SILENT = "silent"  # the way there is broken, or it hung up without a word
-    NONSENSE = "nonsense"  # what came is no whole answer
+    SILENT = "silent"  # the network fails, or the server closed the connection without an answer
+    NONSENSE = "nonsense"  # the answer is incomplete or no HTTP
     TOO_LARGE = "too large"
 
 
 class Lost(NamedTuple):
-    """No answer, or none that is whole."""
+    """A call without a whole answer."""
 
     loss: Loss
-    why: str  # what the server does, in words that go on from its name
-    was_sent: bool = False  # whether the other side may have read the request
-    was_begun: bool = False  # whether the head of an answer came
+    why: str  # the rest of a sentence that begins with the server's name
+    was_sent: bool = False  # True if the server may have read the request
+    was_begun: bool = False  # True if the head of an answer came
 
     @property
     def status(self) -> int:
-        """0: there is none."""
+        """Always 0: there is no answer."""
         return 0
 
     def table(self) -> Mapping[str, Any]:
-        """Nothing was answered."""
+        """Returns an empty table, for callers that treat this like a Reply."""
         return {}
 
     def error(self, shown: str = "") -> TimedOut | TooLarge | WorldFailed:
-        """The same as an exception, after the server's name."""
+        """Returns the loss as an exception, after the server's name."""
         kinds: dict[Loss, type[TimedOut | TooLarge]] = {Loss.LATE: TimedOut, Loss.TOO_LARGE: TooLarge}
         return kinds.get(self.loss, WorldFailed)(f"{shown}: {self.why}" if shown else self.why)
 
 
 class Request(NamedTuple):
-    """One call, as a transport that stands in for the network gets it."""
+    """One call, as a transport in place of the network gets it."""
 
     url: str
     method: str
@@ -129,11 +129,11 @@ class HttpClient:
         proxied: bool = False,
         idle_s: float | None = None,
     ) -> None:
-        """BadInput if it is no address; one that is no `Address` may hold no login, since it is shown.
+        """Raises BadInput for a bad address; one given as text may hold no login, since it is shown.
 
-        `tls` is asked at every call by https, where others than the machine's own authorities are to be believed. `keeps`: one
-        connection for all calls, which must then be closed. `proxied`: by the proxy that the environment names. `idle_s`: the
-        longest pause of the server, where the deadline is that of a long answer.
+        `tls` is called at each https call, to trust other authorities than the machine's own. `keeps`: one connection for all
+        calls, which must then be closed. `proxied`: through the proxy that the environment names. `idle_s`: the longest pause
+        of the server, where the deadline is that of a long answer.
         """
         self.address = where if isinstance(where, Address) else server_address(where)
         self._tls, self._keeps, self._proxied, self._idle_s = tls or TRUST.get(), keeps, proxied, idle_s
@@ -162,9 +162,9 @@ class HttpClient:
         sink: Sink | None = None,
         follow: Follow | None = None,
     ) -> Reply | Lost:
-        """Ask once; never raises for what the other side does, and ends within the deadline.
+        """Sends one request; never raises for the server's errors, and ends within the deadline.
 
-        The body of a 200 goes to `sink` if there is one. What is longer than `most_bytes` is no answer, or is `cuts` off there.
+        The body of a 200 goes to `sink` if there is one. A body over `most_bytes` is a loss, or with `cuts` cut off there.
         """
         if (transport := TRANSPORT.get()) is not None:
             request = Request(self._target(path), method, body, self._headers(body, headers or {}), deadline_s)
@@ -212,7 +212,7 @@ class HttpClient:
         return Lost(loss, why, progress.sent_s is not None, progress.is_begun)
 
     def _target(self, path: str) -> str:
-        """The path below that of the address, which is asked as it was given where there is none."""
+        """Returns the URL of the path below the address's own; without a path the address's own URL."""
         parts = urlsplit(self.address.url)
         below = f"{parts.path.rstrip('/')}{path}" if path else parts.path
         query = f"?{parts.query}" if parts.query else ""
@@ -226,7 +226,7 @@ class HttpClient:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """The kept session, or one for this call alone."""
+        """Yields the kept session, or one for this call alone."""
         if self._keeps:
             self._session = self._session or self._open()
             yield self._session
@@ -257,17 +257,17 @@ class HttpClient:
 
 
 class _Progress:
-    sent_s: float | None = None  # when it had a connection
+    sent_s: float | None = None  # when the request had a connection
     is_begun = False
 
 
 class _Oversized(Exception):
-    """More than the caller takes."""
+    """An answer that is longer than the caller takes."""
 
 
 @functools.cache
 def _trace() -> aiohttp.TraceConfig:
-    """Notes when a request has a connection, from where on it may have been read."""
+    """Returns a trace that notes when a request has a connection: from then on it may have been read."""
     import aiohttp
 
     async def note(session: aiohttp.ClientSession, context: Any, event: object) -> None:
@@ -306,7 +306,7 @@ def _proxy(url: str) -> str | None:
 
 
 def _reason(problem: Exception, *, was_begun: bool) -> tuple[Loss, str]:
-    """What the server did, in a word and in words that go on from its name."""
+    """Returns the loss, and the rest of a sentence that begins with the server's name."""
     import aiohttp
 
     if isinstance(problem, aiohttp.ClientConnectorCertificateError):
@@ -316,7 +316,7 @@ def _reason(problem: Exception, *, was_begun: bool) -> tuple[Loss, str]:
     if isinstance(problem, aiohttp.ClientConnectorDNSError):
         return Loss.SILENT, "cannot be reached: its name does not resolve"
     if isinstance(problem, aiohttp.ClientConnectorError):
-        # Of several addresses each has its own reason in the text.
+        # With several addresses the text has a reason for each.
         numbers = {int(found) for found in re.findall(r"\[Errno (\d+)\]", str(problem.os_error))}
         number = min(numbers - NO_WAY or numbers, default=0)
         loss = Loss.REFUSED if numbers - NO_WAY and numbers - NO_WAY <= NOBODY else Loss.SILENT
@@ -331,7 +331,7 @@ def _reason(problem: Exception, *, was_begun: bool) -> tuple[Loss, str]:
 
 
 def same_server(url: str, headers: Mapping[str, str], *, may_upgrade: bool = False) -> str:
-    """Follows a redirect to another path of the same server; `may_upgrade`: also to https on the same host."""
+    """Returns a redirect's URL on the same server, with `may_upgrade` also by https on its host; else raises WorldFailed."""
     try:
         old, new = urlsplit(url), urlsplit(urljoin(url, headers["Location"]))
         is_same = (new.scheme, new.port) == (old.scheme, old.port)
@@ -347,7 +347,7 @@ same_host: Follow = functools.partial(same_server, may_upgrade=True)
 
 
 class FileToken(str):
-    """A token out of a file, which is read again when it has changed; while it cannot be read, the last token stays."""
+    """A token from a file, which is read again when it has changed; while it cannot be read, the last token stays."""
 
     _path: str
     _read: Callable[[str], str]
@@ -361,7 +361,7 @@ class FileToken(str):
         return token
 
     def now(self) -> str:
-        """The token as it stands in the file."""
+        """Returns the token that is now in the file."""
         stamp = _stamp(self._path)
         if stamp not in (None, self._stamp):
             with contextlib.suppress(BadInput):
@@ -370,7 +370,7 @@ class FileToken(str):
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """What changes with a file's content: mounted secrets are replaced by other files, people write into theirs."""
+    """Returns a file's mtime and inode, or None: a mounted secret changes the inode, an edit in place the mtime."""
     try:
         found = Path(path).stat()
     except OSError:
@@ -379,12 +379,12 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 
 def current(token: str) -> str:
-    """A token as it is now, in its file if it came from one."""
+    """Returns a token's present value, from its file if it came from one."""
     return token.now() if isinstance(token, FileToken) else token
 
 
 class _Bearer(Mapping[str, str]):
-    """The header that shows a token, as it is when the header is sent."""
+    """The header with a token's value at the time the header is sent."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -402,14 +402,14 @@ class _Bearer(Mapping[str, str]):
 
 
 def bearer(token: str) -> Mapping[str, str]:
-    """The header that shows a token; BadInput if it is none that a header can hold."""
+    """Returns the header with a token. Raises BadInput for a token that no header can hold."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise BadInput("the token holds letters that a token cannot have")
     return _Bearer(token)
 
 
 def table(found: object) -> Mapping[str, Any]:
-    """A JSON object; an empty one for anything else."""
+    """Returns a JSON object as it is; an empty one for anything else."""
     return found if isinstance(found, dict) else {}
 
 
@@ -419,44 +419,44 @@ def tables(found: object) -> list[Mapping[str, Any]]:
 
 
 def number(found: object, most: float = 2.0**63) -> float | None:
-    """A number that a figure can be; None for anything else."""
+    """Returns a number from 0 to below `most` as it is; None for anything else."""
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < most:
         return None
     return found
 
 
 FRESH_S = 45.0
-PATIENCE_S = 0.3  # for a new answer, if an old one is at hand
+PATIENCE_S = 0.3  # for a new answer where an old one is known
 LOOKUPS_MAX = 160  # at once
 NAMES_MAX = 20_000
 AddressInfo = tuple[Any, ...]
 
 
 def look_up(host: str) -> Sequence[AddressInfo]:
-    """The addresses of a name, as this machine's resolver has them; OSError or UnicodeError if there are none."""
+    """Returns a name's addresses from this machine's resolver. Raises OSError or UnicodeError if there are none."""
     return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
 
 
 class NameCache:
-    """Resolves names for aiohttp, in threads of its own: a lookup cannot be cancelled, and may outlast whoever asked.
+    """aiohttp's resolver, with threads of its own: a lookup cannot be cancelled, and may outlast its caller.
 
-    The last good answer holds while a new one is slow or fails for now, so that a resolver's trouble is not the engines'.
+    The last good answer holds while a new one is slow or fails for now: a resolver's trouble must not look like the engines'.
     """
 
     def __init__(self, look_up: Callable[[str], Sequence[AddressInfo]] = look_up) -> None:
         self._look_up = look_up
-        self._known: dict[str, tuple[Sequence[AddressInfo], float]] = {}  # and until when each is fresh
+        self._known: dict[str, tuple[Sequence[AddressInfo], float]] = {}  # with the time until which each is fresh
         self._jobs: dict[str, concurrent.futures.Future[Sequence[AddressInfo]]] = {}
 
     async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
-        """The addresses of a name; OSError if it has none. Waits as long as it takes to have any at all."""
+        """Returns a name's addresses; waits for them as long as none are known. Raises OSError if it has none."""
         addresses, until_s = self._known.get(host, ((), 0.0))
         if time.monotonic() >= until_s:
             try:
                 async with asyncio.timeout(PATIENCE_S if addresses else None):
                     addresses = await self._renewed(host)
             except OSError as error:  # a timeout is one, too
-                if not addresses or error.errno == socket.EAI_NONAME:  # it is gone, not merely in trouble
+                if not addresses or error.errno == socket.EAI_NONAME:  # the name is gone, not just its resolver in trouble
                     self._known.pop(host, None)
                     raise
         return [
@@ -466,10 +466,10 @@ class NameCache:
         ]
 
     async def close(self) -> None:
-        """Nothing is done: it outlives every connection."""
+        """Does nothing: the cache outlives every connection."""
 
     def doubt(self, host: str) -> None:
-        """Looks the name up again next time: its address did not answer."""
+        """Makes the next call look the name up again, because its address did not answer."""
         if host in self._known:
             self._known[host] = self._known[host][0], 0.0
 

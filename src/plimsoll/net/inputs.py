@@ -1,10 +1,10 @@
-"""Finds, opens and unpacks the inputs that a user names, and tells them apart by content; folders are walked.
+"""Finds, opens and unpacks the inputs that a user names, and classifies them by content; searches folders.
 
-Everything that reads a file of unknown size and making reads it through here: logs, bundles, traces, pages, snapshots.
+All files of unknown size and origin are read through here: logs, bundles, traces, pages, snapshots.
 
     for block in text_blocks("vllm.log.gz", Descriptor(descriptor, budget), budget):    UTF-8, at most 1 MiB a block
     unpacked("trace.csv.zst", file, whole=True).read(65536)                             bytes, an error where they are cut
-    with Spool(sys.stdin.buffer, deadline=deadline) as path:                            "-": kept aside, then like any file
+    with Spool(sys.stdin.buffer, deadline=deadline) as path:                            "-": copied, then like any file
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from plimsoll.errors import BadInput, TimedOut
 
 BLOCK_BYTES = 1 << 20
 UNPACKED_MAX_BYTES = 8 << 30
-NULS_MAX_BYTES = 64 << 20  # nothing else in this much of a stream: not text
+NULS_MAX_BYTES = 64 << 20  # a stream that begins with so many NUL bytes is not text
 SAMPLE_BYTES = 64 << 10
 DEEPEST = 3  # packings inside each other
 
-_MAGIC_BYTES = 512  # by which a packing, an archive or an encoding is known
+_MAGIC_BYTES = 512  # they show a packing, an archive or an encoding
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _TEXT_BYTES = bytes([7, 8, 9, 10, 11, 12, 13, 27, *range(32, 127), *range(128, 256)])
 _PACKED = (
@@ -51,11 +51,11 @@ class Budget:
         self.was_short = False
 
     def left_s(self) -> float | None:
-        """Seconds left; None means for ever."""
+        """Returns the seconds left; None without a deadline."""
         return None if self.deadline is None else self.deadline - self.clock()
 
     def is_over(self) -> bool:
-        """Whether the time is up; remembered, so that a partial read is known as one."""
+        """True once the time is up; kept in `was_short`, so that a partial read is known as one."""
         left = self.left_s()
         if left is not None and left <= 0:
             self.was_short = True
@@ -63,7 +63,7 @@ class Budget:
 
 
 def opened(path: str) -> tuple[int, os.stat_result]:
-    """A descriptor to read from and what it is; folders, sockets and devices are refused and never opened."""
+    """Returns a descriptor to read from, and its stat; refuses folders, sockets and devices without opening them."""
     try:
         what = os.stat(path)
         if stat.S_ISDIR(what.st_mode):
@@ -79,7 +79,7 @@ def opened(path: str) -> tuple[int, os.stat_result]:
 
 
 class _Source(io.RawIOBase):
-    """Bytes read forwards; the first read gathers as many as it takes to tell what they are."""
+    """A stream read forwards; its first read gathers enough bytes to recognise them."""
 
     _is_known = False
 
@@ -101,7 +101,7 @@ class _Source(io.RawIOBase):
 
 
 class Descriptor(_Source):
-    """What can be read of a descriptor until its end or the deadline; waits for a pipe, but not past it."""
+    """The bytes of a descriptor until its end or the deadline; waits for a pipe, but not past the deadline."""
 
     def __init__(self, descriptor: int, budget: Budget) -> None:
         self._descriptor, self._budget = descriptor, budget
@@ -121,7 +121,7 @@ class Descriptor(_Source):
 
 
 class _Unpacking(_Source):
-    """What is packed in a stream; where that is cut or spoilt, what came before, or BadInput if it must be `whole`."""
+    """The unpacked bytes of a stream. Where it is cut or damaged, it ends there, or raises BadInput if it must be `whole`."""
 
     def __init__(self, source: str, packed: io.BufferedReader, *, is_gzip: bool, whole: bool) -> None:
         self._errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -153,9 +153,9 @@ class _Unpacking(_Source):
 
 
 def unpacked(source: str, raw: BinaryIO | io.RawIOBase, *, whole: bool = False, depth: int = DEEPEST) -> io.BufferedReader:
-    """The same bytes, or what is packed in them by gzip or zstd, whatever their amount; other packings are refused.
+    """Returns the same bytes, or those packed in them by gzip or zstd, of any amount; refuses other packings.
 
-    Where packed data is cut or spoilt, there is what came before; BadInput if it must be `whole` or nothing came.
+    Cut or damaged data ends there; if it must be `whole`, or nothing came before, reading it raises BadInput.
     """
     stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", raw), BLOCK_BYTES)
     start = stream.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
@@ -179,17 +179,17 @@ def _is_packed(start: bytes) -> bool:
 
 
 def is_plain(start: bytes) -> bool:
-    """Whether these first bytes are a text's own: neither packed nor in another encoding."""
+    """True if these first bytes need no unpacking and no decoding from UTF-16."""
     is_archive = start[257:262] == b"ustar" or any(start.startswith(magic) for magic, _ in _PACKED)
     return not _is_packed(start) and not is_archive and encoding_of(start) is None
 
 
 def encoding_of(start: bytes) -> str | None:
-    """Which UTF-16 this is; None for anything else."""
+    """Returns which UTF-16 this is; None for anything else."""
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
     even, odd = start[0:512:2], start[1:512:2]
-    if len(odd) >= 8:  # Windows writes it without a mark, too
+    if len(odd) >= 8:  # Windows also writes it without a byte order mark
         if odd.count(0) > 0.6 * len(odd) and even.count(0) < 0.1 * len(even):
             return "utf-16-le"
         if even.count(0) > 0.6 * len(even) and odd.count(0) < 0.1 * len(odd):
@@ -198,7 +198,7 @@ def encoding_of(start: bytes) -> str | None:
 
 
 def is_text(sample: bytes) -> bool:
-    """Whether a person could have written or a program logged this; NUL bytes are passed over, but not alone."""
+    """True if this looks like text; NUL bytes are skipped, but NUL bytes alone are no text."""
     bare = sample.replace(b"\0", b"")
     if not bare:
         return not sample
@@ -208,9 +208,9 @@ def is_text(sample: bytes) -> bool:
 
 
 def text_blocks(source: str, raw: BinaryIO | io.RawIOBase, budget: Budget, most_bytes: int = 0) -> Iterator[bytes]:
-    """A text as UTF-8, whatever it was packed in, as far as time and the cap on its size allow.
+    """Yields a text as UTF-8, unpacked, as far as time and the cap on its size allow.
 
-    BadInput where it is no text, TimedOut where nothing came in time.
+    Raises BadInput where it is no text, TimedOut where nothing came in time.
     """
     stream = unpacked(source, raw)
     encoding = encoding_of(stream.peek(_MAGIC_BYTES)[:_MAGIC_BYTES])
@@ -243,30 +243,30 @@ def text_blocks(source: str, raw: BinaryIO | io.RawIOBase, budget: Budget, most_
 STDIN = "-"
 DEEPEST_FOLDER = 8
 MOST_FILES = 1_000
-MOST_ENTRIES = 50_000  # looked at in all folders together
-LARGEST_FILE_BYTES = 64 << 30  # of those found in a folder; a file named by the user is read whatever its size
+MOST_ENTRIES = 50_000  # in all folders together
+LARGEST_FILE_BYTES = 64 << 30  # of a file found in a folder; one that the user names is read at any size
 SPOOL_MAX_BYTES = 4 << 30
 _START_BYTES = 64 << 10
 
 HOST_AND_PORT = r"[A-Za-z0-9][A-Za-z0-9.\-]{0,252}:\d{1,5}(?:/metrics)?/?"
 _SAMPLE = r"[a-zA-Z_:][\w:]{0,200}(?:\{[^\n]{0,4000}\})? [-+]?(?:\d[\d.eE+\-]{0,40}|Inf|NaN)(?: \d{1,20})?\s{0,2}$"
 
-MOST_NAMED = 8  # of the files that were passed over
+MOST_NAMED = 8  # skipped files that are named
 _REPORT = re.compile(r'\s*\{\s*"schema":\s*"plimsoll\.doctor/')
 
 
 class InputKind(StrEnum):
-    """What an input is; every text that is no metrics page is a log, whoever wrote it."""
+    """The kind of an input; every text that is no metrics page and no report is a log."""
 
     LOG = "log"
     METRICS = "metrics"
     SNAPSHOT = "snapshot"
-    REPORT = "report"  # what `plimsoll doctor --json` wrote: it quotes logs, and is none
+    REPORT = "report"  # of `plimsoll doctor --json`: it quotes logs, and is none
     URL = "url"
 
 
 class Walked(NamedTuple):
-    """The files that were found, and how many there were beyond what is looked at."""
+    """The files that were found, and the number of files beyond the limits."""
 
     files: list[str]
     left_out: int = 0
@@ -274,13 +274,13 @@ class Walked(NamedTuple):
 
 
 def classify(path: str) -> InputKind:
-    """What this is, by its first bytes; BadInput where there is nothing to read."""
+    """Returns an input's kind by its first bytes. Raises BadInput where there is nothing to read."""
     if is_url(path):
         return InputKind.URL
     descriptor, what = opened(path)
     try:
         if not stat.S_ISREG(what.st_mode):
-            return InputKind.LOG  # what is read from a pipe to look at it would be lost; a Spool keeps it
+            return InputKind.LOG  # a look at a pipe would take bytes out of it; a Spool keeps them
         return kind_of(os.pread(descriptor, _START_BYTES, 0))
     except OSError as problem:
         raise BadInput(f"{path}: {problem.strerror or problem}") from None
@@ -293,7 +293,7 @@ def is_url(word: str) -> bool:
 
 
 def kind_of(start: bytes) -> InputKind:
-    """What begins like this, packed or not."""
+    """Returns the kind of an input that begins with these bytes, packed or not."""
     inside = _inside(start)
     is_pickle = inside[:1] == b"\x80" and inside[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     if is_pickle or (start.startswith(b"PK\x03\x04") and b"data.pkl" in start[:512]):  # the second is torch.save's
@@ -314,7 +314,7 @@ def kind_of(start: bytes) -> InputKind:
 
 
 def _inside(start: bytes) -> bytes:
-    """The first bytes of what is packed in a file that begins like this; none where it cannot be unpacked."""
+    """Returns the first unpacked bytes of a file that begins like this; none where it cannot be unpacked."""
     try:
         return unpacked("", io.BytesIO(start)).read1(_START_BYTES)
     except BadInput:
@@ -322,10 +322,10 @@ def _inside(start: bytes) -> bytes:
 
 
 def walked(paths: Iterable[str]) -> Walked:
-    """The files meant, each once, in order: URLs and "-" stay as they are, a missing file is BadInput.
+    """Returns the files of these paths, each once, in order. URLs and "-" stay as they are; a missing file raises BadInput.
 
-    Folders give what could be read in them. Hidden files are passed over there, and so is what is no text, log archive or
-    snapshot; pipes, sockets and devices are never opened.
+    A folder is replaced by its readable files, without hidden ones and those that are no text, packed log or snapshot;
+    pipes, sockets and devices in it are never opened.
     """
     found: dict[str, None] = {}
     search = _Search()
@@ -351,7 +351,7 @@ def walked(paths: Iterable[str]) -> Walked:
 
 
 class _Search:
-    """Looks through folders, each folder and file once however many links lead to it."""
+    """A search through folders that visits each folder and file once, however many links lead to it."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -361,7 +361,7 @@ class _Search:
         self._taken = 0
 
     def files(self, folder: str, depth: int = DEEPEST_FOLDER) -> list[str]:
-        """What could be read in this folder, by name, files before the folders in it."""
+        """Returns the readable files of this folder, sorted by name, before those of the folders in it."""
         found: list[str] = []
         folders: list[str] = []
         for path in self._names(folder):
@@ -415,7 +415,7 @@ def _is_readable(path: str) -> bool:
 
 
 class Spool:
-    """What came on a stream, as a file that can be looked at and read from its start; gone when the block ends."""
+    """A stream's bytes in a temporary file, which can be read from its start again; gone when the block ends."""
 
     def __init__(self, stream: BinaryIO, *, deadline: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         budget = Budget(deadline, clock)
@@ -435,7 +435,7 @@ class Spool:
 
     @property
     def path(self) -> str:
-        """By which it can be opened, as long as this object lives."""
+        """The path to open the file by, as long as this object lives."""
         return f"/dev/fd/{self._file.fileno()}"
 
     def __enter__(self) -> str:

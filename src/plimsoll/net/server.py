@@ -1,9 +1,9 @@
-"""Guard's own HTTP server: one request a connection, a limit on everything.
+"""Guard's own HTTP server: one request per connection, a limit on everything.
 
-A token must be shown for every path but /healthz and the files of the page, which say nothing of any engine; a second token may
-be given that only reads. The Host header must be an address, this machine's name or one that was allowed: a web page that a
-browser was lured to cannot ask under a name of its own. What is posted must call itself JSON, which no form of a web page can,
-and must not come from another page than ours.
+Every path but /healthz and the page's files, which contain nothing about any engine, needs a token; a second token may be set
+that only reads. The Host header must be an address, this machine's name or an allowed one, so that a hostile web page cannot
+use a name of its own. A POST must have the content type JSON, which no form of a web page can send, and must not come from
+another page than ours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE_S = 10.0  # for a client to send its request, and to take the answer
 MOST_CLIENTS = 64
 LONGEST_TOKEN = 8 << 10
 OPEN_PATH = "/healthz"
-# What a browser may do with anything that comes from here: load our own files, ask us, and nothing else.
+# A page from here may load our own files and call us, and nothing else.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -50,25 +50,25 @@ class HttpAnswer(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """What is sent piece by piece, for as long as the client takes it."""
+    """An answer that is sent piece by piece, for as long as the client takes it."""
 
     pieces: AsyncGenerator[bytes]
     content_type: str = "text/event-stream"
 
 
 Answers = Callable[[str, Mapping[str, str]], HttpAnswer | Stream | Awaitable[HttpAnswer]]  # a path and its query
-Deeds = Callable[[str, bytes, str], Awaitable[HttpAnswer]]  # a path, the JSON that was posted to it, and who posted it
-Identify = Callable[[str, str, str], Awaitable[str | HttpAnswer]]  # a token, a method and a path: who it is, or a refusal
-THE_TOKEN = "the API's token"  # noqa: S105  (who, in the journal)
+Deeds = Callable[[str, bytes, str], Awaitable[HttpAnswer]]  # a path, the JSON that was posted to it, and the caller's name
+Identify = Callable[[str, str, str], Awaitable[str | HttpAnswer]]  # by token, method and path: the caller's name or a refusal
+THE_TOKEN = "the API's token"  # noqa: S105  (the caller's name in the journal)
 
 
 class _Connection(web.RequestHandler):
-    """One client, whose time is bounded, and who is told in our own words when it speaks no HTTP."""
+    """One client's connection, with a time limit, and with our own error for a client that speaks no HTTP."""
 
-    clients: dict[_Connection, bool]  # in the order they came; whether it has sent its request
+    clients: dict[_Connection, bool]  # in the order they came; True once a client has sent its request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A new one must be heard at once: where there are too many, whoever says nothing goes first, the oldest of them."""
+        """Accepts a new client at once. Where there are too many, drops the oldest one without a request, else the oldest."""
         super().connection_made(transport)
         self.patience = asyncio.get_running_loop().call_later(PATIENCE_S, self.abort)
         if len(self.clients) >= MOST_CLIENTS:
@@ -89,7 +89,7 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What is no request, or a mistake of ours; without any detail."""
+        """Returns an error for something that is no request, or for a mistake of ours; without any detail."""
         del message
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun")
@@ -104,7 +104,7 @@ def _digest(token: str) -> bytes:
 
 
 class GuardServer:
-    """Listens; what it answers is somebody else's. Without `deeds` it only reads; who shows `read_token` only may."""
+    """The listener; others make its answers. Without `deeds` it only reads; a client with `read_token` may only read."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class GuardServer:
         files: Mapping[str, HttpAnswer] | None = None,
         identify: Identify | None = None,
     ) -> None:
-        """`files`: what anybody may have, by its path. `identify` is asked for tokens that are neither of guard's own."""
+        """`files`: answers by path that need no token. `identify` is called for tokens that are neither of guard's own."""
         self._answers, self._deeds, self._files, self._identify = answers, deeds, files or {}, identify
         self._token, self._read_token = token, read_token
         self._named = {host.lower() for host in hosts}
@@ -125,7 +125,7 @@ class GuardServer:
         self.port = 0
 
     async def open(self, host: str, port: int) -> None:
-        """Begin to listen; OSError if the place is taken."""
+        """Begins to listen. Raises OSError if the port is taken."""
         loop, clients = asyncio.get_running_loop(), dict[_Connection, bool]()
         manager = web.Server(self._handle, handler_cancellation=True)
 
@@ -138,7 +138,7 @@ class GuardServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stops listening."""
         if self._server is not None:
             self._server.close()
 
@@ -158,7 +158,7 @@ class GuardServer:
         if request.method == "POST":
             body = await request.read()
             assert self._deeds is not None, "looked at before"
-            found = await asyncio.shield(_tried(self._deeds(request.path, body, who)))  # done, also for one who hangs up
+            found = await asyncio.shield(_tried(self._deeds(request.path, body, who)))  # it goes on even if the client hangs up
         else:
             found = self._files.get(request.path) or await _tried(self._read(request))
         return _response(found) if isinstance(found, HttpAnswer) else await _stream(request, connection, found)
@@ -168,7 +168,7 @@ class GuardServer:
         return found if isinstance(found, HttpAnswer | Stream) else await found
 
     def _refusal(self, request: web.BaseRequest) -> HttpAnswer | None:
-        """Why it is not even looked at; None if it is."""
+        """Returns why a request is refused before its token is checked; None if it is not."""
         method = request.method
         if not self._is_ours(request.headers.getall("Host", [])):
             return error(421, "the Host header names neither an address nor a name that is allowed here")
@@ -179,7 +179,7 @@ class GuardServer:
         return None
 
     async def _who(self, request: web.BaseRequest) -> str | HttpAnswer:
-        """Who asks, by the token that was shown; a refusal for one that may not."""
+        """Returns the caller's name by its token, or a refusal for a caller that may not make this request."""
         method, path = request.method, request.path
         shown = request.headers.getall("Authorization", [])
         scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
@@ -197,7 +197,7 @@ class GuardServer:
         return error(401, "show the token as a bearer token in the Authorization header")
 
     def _is_from_us(self, request: web.BaseRequest) -> bool:
-        """Whether no other page's script sent it: browsers say so themselves, whatever else the request holds."""
+        """True if no other page's script sent the request: a browser says so in headers that no script can set."""
         sites, origins = (request.headers.getall(name, []) for name in ("Sec-Fetch-Site", "Origin"))
         if any(site not in ("same-origin", "none") for site in sites) or len(origins) > 1:
             return False
@@ -206,7 +206,7 @@ class GuardServer:
         found = re.fullmatch(r"https?://([^/@\s]{1,300})", origins[0].strip().lower())
         if found is None:
             return False
-        # Behind a proxy the Host may be another one than the browser's; then only a name that was allowed.
+        # Behind a proxy the Host may differ from the browser's; then the origin must be an allowed name.
         return found[1] == request.headers["Host"].strip().lower() or found[1].partition(":")[0] in self._named
 
     def _is_ours(self, hosts: list[str]) -> bool:
@@ -235,7 +235,7 @@ def _wrong_post(request: web.BaseRequest) -> HttpAnswer | None:
 
 
 async def _tried(found: Awaitable[HttpAnswer | Stream]) -> HttpAnswer | Stream:
-    """What is answered; the watching goes on whatever a question does."""
+    """Returns the answer, or a 500 for any exception, so that no request can stop guard."""
     try:
         return await found
     except Exception as problem:
@@ -251,7 +251,7 @@ def _response(found: HttpAnswer) -> web.Response:
 
 
 async def _stream(request: web.BaseRequest, connection: _Connection, stream: Stream) -> web.StreamResponse:
-    """One piece after the other, until either side ends it; who does not take one in time is left."""
+    """Sends one piece after the other until either side ends; drops a client that does not take one in time."""
     connection.patience.cancel()
     response = web.StreamResponse(headers={**_HEADERS, "Content-Type": stream.content_type})
     response.force_close()

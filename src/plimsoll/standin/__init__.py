@@ -1,4 +1,4 @@
-"""A vLLM-like engine without a GPU. `StandIn` is one on a clock of its own, for tests: a day of it takes seconds.
+"""A vLLM-like engine without a GPU. `StandIn` has a clock of its own, for tests: a day of it takes seconds.
 
 from plimsoll.standin import stand_in
 
@@ -23,7 +23,7 @@ __all__ = ["EngineDown", "StandIn", "stand_in"]
 
 
 def stand_in(command: str = "", *, gpu: str = "L4", vllm: str = "", faults: Sequence[str] = ()) -> StandIn:
-    """The engine that `plimsoll standin` would start for this command, on a clock of its own."""
+    """Returns the engine that `plimsoll standin` would start for this command, on a clock of its own."""
     options = StandinCommandOptions(gpu=gpu, vllm=vllm or None, rest=tuple(shlex.split(command)))
     launch = read_options(options, os.environ).launches[0]
     if launch.failure is not None:

@@ -1,4 +1,4 @@
-"""One engine on a clock of its own: for tests of alerts, scalers and guards, which need days and do not have them."""
+"""One engine on a clock of its own: for tests of alerts, scalers and guards that simulate days in seconds."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from plimsoll.standin.faults import NS, ONLY_AT_START, Fault, parse_fault
 from plimsoll.standin.metrics_page import EnginePage, Families
 from plimsoll.standin.request import EngineRequest, Figures, RequestSpec
 
-SOME_TOKENS = 1_000  # ids above this are no words of an answer
+SOME_TOKENS = 1_000  # larger ids never occur in an answer
 
 
-# What a server does to its answers, and a start to itself; there is neither here.
+# Faults of a server's answers and of its start; there is neither here.
 SERVERS_OWN = (*ONLY_AT_START, "frozen-gauges", "lying-page", "cut-page", "huge-page", "slow-loris")
-OUTLIVES = ("neighbour",)  # another process; everything else ends with the one that had it
+OUTLIVES = ("neighbour",)  # another process; all other faults end with the engine's process
 
 
 class EngineDown(ConnectionRefusedError):
-    """Nobody listens: the engine is dead, or starting."""
+    """A refused connection: the engine is dead, or starting."""
 
 
 class StandIn:
-    """Seconds count from its first start; a restart begins anew and keeps the clock."""
+    """A simulated engine. Seconds count from its first start; a restart makes a new process and keeps the clock."""
 
     def __init__(self, config: StandinConfig, faults: Sequence[Fault | str] = (), *, unix_s: float = 1_700_000_000.0) -> None:
         self.config = config
@@ -36,12 +36,12 @@ class StandIn:
         self._unix_s = unix_s
         self._sent = 0
         self._down_until_s: float | None = None
-        self._coming: list[tuple[float, EngineRequest]] = []  # announced for after the start that is under way
+        self._coming: list[tuple[float, EngineRequest]] = []  # that arrive after the present start
         self._faults = [_fault(fault) for fault in faults]
         self._start(0.0)
 
     def _start(self, at_s: float) -> None:
-        """A new process: its counters begin at nothing. Faults keep the clock's own time."""
+        """Starts a new process, with counters from 0. Faults keep the clock's own time."""
         moved = [replace(fault, at_s=fault.at_s - at_s) for fault in self._faults]
         self._begin_s = at_s
         self.restarts += 1
@@ -58,10 +58,10 @@ class StandIn:
     def is_up(self) -> bool:
         return self._down_until_s is None and not self.engine.is_dead
 
-    # What happens to it
+    # Events
 
     def ask(self, prompt: int, output: int, *, at_s: float | None = None, shared: int = 0, subject: int = 0) -> EngineRequest:
-        """One request of so many tokens, of which the first `shared` are those of all with this subject."""
+        """Sends one request of so many tokens; the first `shared` are the same for all requests of this subject."""
         self._sent += 1
         at = self.now_s if at_s is None else at_s
         if prompt < 1 or output < 1 or prompt + output > self.config.max_model_len:
@@ -83,7 +83,7 @@ class StandIn:
             raise EngineDown("it is starting" if self._down_until_s is not None else f"it has died: {self.engine.death}")
 
     def send(self, arrivals_s: Sequence[float], prompts: Sequence[int], outputs: Sequence[int], *, shared: int = 0) -> None:
-        """Send many requests in the order of their arrival; later ones are taken when they come."""
+        """Sends many requests in the order of their arrival; the engine gets later ones when they arrive."""
         if not len(arrivals_s) == len(prompts) == len(outputs):
             raise ValueError("one prompt and one output for each arrival")
         for at_s, prompt, output in zip(arrivals_s, prompts, outputs, strict=True):
@@ -95,9 +95,9 @@ class StandIn:
         self.engine.faults.append(replace(parsed, at_s=parsed.at_s - self._begin_s))
 
     def restart(self, takes_s: float = 60.0) -> None:
-        """Stop it now; it is up again after so many seconds, with nothing of what it had, its faults among it.
+        """Stops the engine now; it is up again after so many seconds, without its earlier state and faults.
 
-        Who was being served fails; who was announced for a time when it is up again is served then.
+        Requests that it has fail; those that arrive once it is up again are served then.
         """
         for request in self.engine.requests.values():
             at_s = self._begin_s + request.arrival_ns / NS
@@ -120,12 +120,12 @@ class StandIn:
             self.engine.advance(round((seconds - self._begin_s) * NS))
         self.now_s = max(self.now_s, seconds)
 
-    # What can be seen of it
+    # Observations
 
     def page(self) -> str:
-        """GET /metrics; EngineDown where nobody would answer."""
+        """Returns the page of GET /metrics. Raises EngineDown where nobody would answer."""
         self._check_up()
-        # Its processor time and open files are nobody's, and nobody has asked it over HTTP: no lines for them.
+        # It has no process and no HTTP server: no lines for processor time, open files and HTTP requests.
         resident = int(self.engine.memory.figures()["host_memory"]["resident"])
         process = [
             GaugeMetricFamily("process_resident_memory_bytes", "Resident memory size in bytes.", resident),
@@ -138,7 +138,7 @@ class StandIn:
         return Families(process).text() + self._page.text(self.figures)
 
     def workers(self) -> list[dict[str, Any]]:
-        """The records of each worker's probe, as /plimsoll/memory shows them."""
+        """Returns the records of each worker's probe, as /plimsoll/memory shows them."""
         return self.engine.worker_figures(round((self.now_s - self._begin_s) * NS))
 
 

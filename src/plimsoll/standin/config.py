@@ -1,8 +1,8 @@
 """From a planned `vllm serve` command to an engine, its server and its log.
 
-plan ──> Ledger ──┬──> scheduler settings, step time, memory sizes ──> EngineConfig
-flags ────────────┼──> Options: port, keys, limits
-                  └──> StartLog: what the start prints, or why it fails
+plan ──> Ledger ──┬──> scheduler settings, step time, memory sizes ──> StandinConfig
+flags ────────────┼──> ServerFlags: port, keys, limits
+                  └──> StartLog: the lines that the start prints, or why it fails
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from plimsoll.vllm.versions import Coverage, yaml_table
 
 
 def cache_labels(ledger: Ledger) -> dict[str, str]:
-    """The labels of the planned server's release, in the order in which the page sorts them; `engine` is the page's to add."""
+    """Returns the labels of vllm:cache_config_info for the planned server, in the page's order; the page adds `engine`."""
     settings, kv = ledger.settings, ledger.kv_plan
     planned = {
         "block_size": str(kv.block_size),
@@ -54,17 +54,17 @@ _EDGES = {name: tuple(map(float, text.split())) for name, text in yaml_table("me
 
 
 def edges_of(max_model_len: int) -> dict[str, tuple[float, ...]]:
-    """The upper bounds of each histogram, without the infinite one; lengths go up to the context."""
+    """Returns the upper bounds of each histogram, without the infinite one; lengths go up to the context."""
     powers = range(len(str(max_model_len)))
     lengths = tuple(float(digit * 10**n) for n in powers for digit in (1, 2, 5) if digit * 10**n <= max_model_len)
     return {name: _EDGES.get(name, lengths) for name in HISTOGRAMS}
 
 
-HOST = "127.0.0.1"  # Where it listens unless told otherwise; vLLM itself would listen everywhere
+HOST = "127.0.0.1"  # the default of --host; vLLM itself would listen everywhere
 PROBE = ("plimsoll.inside.Probe", "plimsoll.inside.probe.Probe")
 _QUEUE_LIMITS = ("--max-num-queued-reqs", "--max-num-queued-tokens")
 _SECRET = frozenset(("--api-key", "--hf-token"))
-# What would need more than one process, or another kind of listener.
+# Flags that would need more than one process, or another kind of listener.
 _ONE_PROCESS = "; the stand-in is one process with one engine"
 _REFUSED: Mapping[str, str] = {
     "--headless": "a node without an API server has nothing to answer with",
@@ -73,12 +73,12 @@ _REFUSED: Mapping[str, str] = {
     "--ssl-keyfile": "the stand-in speaks plain HTTP; put a proxy with TLS in front of it",
     "--ssl-certfile": "the stand-in speaks plain HTTP; put a proxy with TLS in front of it",
 }
-_MOST_TOKENS = 1 << 22  # a step time is kept for each number of tokens
+_MOST_TOKENS = 1 << 22  # a table keeps a step time for each number of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFlags:
-    """What an API server was told by its flags, and named as they are, and by its environment."""
+    """The settings of an API server: its flags, under their own names, and its environment."""
 
     host: str = ""
     port: int = 8000
@@ -92,7 +92,7 @@ class ServerFlags:
     has_load_tracking: bool = False
     has_prompt_tokens_details: bool = False
     forces_usage: bool = False
-    has_tools: bool = False  # --enable-auto-tool-choice with a parser: calls are allowed, and this model never makes one
+    has_tools: bool = False  # --enable-auto-tool-choice with a parser: tool calls are allowed, but the stand-in makes none
     has_sleep_mode: bool = True  # --enable-sleep-mode: without it an engine that sleeps keeps its memory
     token: str = ""  # PLIMSOLL_TOKEN: opens /standin/
 
@@ -104,7 +104,7 @@ class ServerFlags:
 
 @dataclass(frozen=True, slots=True)
 class Launchable:
-    """A server that can be started; with a failure it says why it ends instead, with exit code 1."""
+    """A server that can be started; with a `failure` the start ends with exit code 1 instead."""
 
     config: StandinConfig
     options: ServerFlags
@@ -118,7 +118,7 @@ class Launchable:
 def launch_of(
     plan: MemoryPlan, line: CommandLine, environment: Mapping[str, str], times: Mapping[str, int], start_s: float
 ) -> Launchable:
-    """The server of a planned command; `times` replace fields of the StepTime. BadInput for what cannot be imitated."""
+    """Returns the server of a planned command; `times` replace fields of StepTime. BadInput for one it cannot imitate."""
     ledger = plan.ledger
     release = ledger.settings.release
     if Coverage.CACHE_LABELS.begins_after(release):
@@ -197,7 +197,7 @@ def launch_of(
 
 
 def step_time_of(ledger: Ledger, shape: ModelShape, settings: EngineLimits, times: Mapping[str, int]) -> StepTime:
-    """The given step times, else those of the card's data sheet, else those of no card."""
+    """Returns the given step times, else those of the card's data sheet, else the defaults."""
     if times:
         return StepTime(**{**StepTime()._asdict(), **times})
     try:
@@ -208,7 +208,7 @@ def step_time_of(ledger: Ledger, shape: ModelShape, settings: EngineLimits, time
 
 
 def memory_sizes(ledger: Ledger, shape: ModelShape) -> MemorySizes:
-    """The ledger's central figures, of one worker."""
+    """Returns the ledger's central figures for one worker."""
     settings, kv = ledger.settings, ledger.kv_plan
     return MemorySizes(
         total=ledger.card.total_bytes,

@@ -1,7 +1,7 @@
-"""One engine core without a GPU: vLLM's scheduler and block pool from `simulate`, the memory of `plan`, and what goes wrong.
+"""One engine core without a GPU: vLLM's scheduler and block pool from `simulate`, the memory of `plan`, and faults.
 
-Nothing here has a clock: every call says what time it is, in ns since the engine's start. `advance` does all that is due, and
-wakes who was given tokens.
+Nothing here has a clock: every call passes the time, in ns since the engine's start. `advance` does all work that is due, and
+wakes the requests that got tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plimsoll.vllm.versions import Behaviour
 
 
 def count_end(figures: Figures, run: OpenRun, request: EngineRequest, row: int | None, now_ns: int) -> None:
-    """Count a request that is over, when vLLM does; `row` is where the run keeps it, if it ever got there."""
+    """Counts an ended request at the moment that vLLM does; `row` is its row in the run, None if it never got there."""
     assert request.finish is not None, "it has ended"
     shown = figures.histograms
     request.finished_ns = now_ns
@@ -33,7 +33,7 @@ def count_end(figures: Figures, run: OpenRun, request: EngineRequest, row: int |
     shown["e2e"].observe((now_ns - request.arrival_ns) / NS)
     shown["prompt"].observe(len(request.spec.prompt))
     shown["output"].observe(request.produced)
-    # What is counted once for all answers to a prompt: with the last of them.
+    # These are counted once for all answers to a prompt: with the last of them.
     family, longest = request.spec.family, request.produced
     if family is not None:
         family.left -= 1
@@ -47,7 +47,7 @@ def count_end(figures: Figures, run: OpenRun, request: EngineRequest, row: int |
     if row is not None:
         request.scheduled_ns = int(run.state.stamps[row, at.FIRST_SCHED])
         request.preemptions = int(run.state.requests[row, at.PREEMPTIONS])
-    # Who was never let in has spent all of its time in the queue, and none elsewhere.
+    # A request that was never scheduled has spent all of its time in the queue.
     scheduled_ns = request.scheduled_ns if request.scheduled_ns >= 0 else now_ns
     first_ns = request.first_ns if request.first_ns >= 0 else now_ns
     shown["queue"].observe(max(0, scheduled_ns - request.arrival_ns) / NS)
@@ -59,7 +59,7 @@ def count_end(figures: Figures, run: OpenRun, request: EngineRequest, row: int |
 
 
 def show_step(figures: Figures, run: OpenRun) -> None:
-    """After a step: gauges are as it left them, counters and the two histograms of the inner loop as far as it got."""
+    """Copies the figures of the run after a step: gauges, counters and the two histograms of the inner loop."""
     sums = run.tally.sums
     figures.running, figures.waiting, figures.kv_usage = run.running, run.waiting, run.kv_usage
     figures.steps = int(sums[loop.OUTPUT_STEPS])
@@ -71,9 +71,9 @@ def show_step(figures: Figures, run: OpenRun) -> None:
     gaps.counts, gaps.total = run.tally.gap_counts.tolist(), float(sums[loop.GAP_NS]) / NS
 
 
-# What the faults do to an engine: it stands still, grows, has a neighbour or too much to do. Each ends as it began.
+# The effects of faults on an engine: it hangs, grows, has a neighbour or too much work. Each effect ends with its fault.
 
-KILLED = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."  # what a full host does
+KILLED = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."  # the effect of a full host
 KEPT_UP = ("growth", "host-growth", "preemption-storm", "neighbour")
 
 
@@ -81,12 +81,12 @@ class FaultEffects:
     def __init__(self, engine: StandinEngine) -> None:
         self._engine = engine
         self.is_hung = False
-        self._neighbour = 0  # bytes that it has
+        self._neighbour = 0  # bytes that the neighbour holds
         self._storm: list[EngineRequest] = []
         self._grown_until_ns = 0
 
     def is_changing(self, now_ns: int) -> bool:
-        """Whether something grows or is kept up, so that it must be looked at again and again."""
+        """True if a fault that grows or is kept up is on, so that the engine must look again and again."""
         return any(self._engine.faults.active(kind, now_ns) for kind in KEPT_UP)
 
     def suffer(self, now_ns: int) -> None:
@@ -94,7 +94,7 @@ class FaultEffects:
         since_ns, self._grown_until_ns = self._grown_until_ns, now_ns
         if not engine.faults and not engine.stands_still and not self._neighbour and not run.is_frozen:
             return
-        # Who was announced for later is not there yet.
+        # Requests that arrive later do not count yet.
         is_idle = run.next_end_ns is None and run.running == 0 and run.waiting == 0
         self.is_hung = engine.faults.active("idle-hang", now_ns) is not None and (self.is_hung or is_idle)
         stands_still = engine.stands_still or self.is_hung or engine.faults.active("wedge", now_ns) is not None
@@ -102,13 +102,13 @@ class FaultEffects:
             run.freeze(now_ns)
         elif not stands_still and run.is_frozen:
             run.thaw(now_ns)
-        # Another process takes what it wants as far as that is free, and the rest as it becomes free.
+        # Another process takes as much of its wanted memory as is free, and the rest as it becomes free.
         neighbour = engine.faults.active("neighbour", now_ns)
         wanted = 0 if neighbour is None else int(neighbour.value)
         more = min(wanted - self._neighbour, memory.free)  # or less, where it wants less than it has
         if memory.take_neighbour(more):
             self._neighbour += more
-        # What grows has grown since the last look, or since its onset if that came later.
+        # Growth counts from the last look, or from the fault's onset if that came later.
         for kind in ("growth", "host-growth"):
             fault = engine.faults.active(kind, now_ns)
             size = 0 if fault is None else int(fault.value * (now_ns - max(since_ns, fault.at_s * NS)) / NS)
@@ -125,7 +125,7 @@ class FaultEffects:
             self._keep_up_storm(storm, now_ns)
 
     def _keep_up_storm(self, fault: Fault, now_ns: int) -> None:
-        """Requests of its own: as many as may run at once, short when they are let in and far too long for all to stay."""
+        """Keeps up as many requests of its own as may run at once: short when admitted, then too long for all to stay."""
         config, settings = self._engine.config, self._engine.config.settings
         block, pool = settings.block_size, (settings.num_blocks - 1) * settings.block_size
         wanted = int(fault.value) or max(4, min(settings.max_num_seqs, pool // (2 * block)))
@@ -138,8 +138,8 @@ class FaultEffects:
         self._storm = [request for request in self._storm if request.finish is None]
 
 
-COMPACTION_NS = 2_200_000  # what one took on the H200, median of 20
-PIECE_NS = NS  # what grows is looked at so often
+COMPACTION_NS = 2_200_000  # the median of 20 on an H200
+PIECE_NS = NS  # how often growth is looked at
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
@@ -161,12 +161,12 @@ class StandinConfig:
 
 
 class EngineDead(Exception):
-    """Nothing can be asked of it any more."""
+    """The engine is dead and takes no requests."""
 
 
 class StandinEngine:
     def __init__(self, config: StandinConfig, faults: Sequence[Fault] = (), *, wants_tokens: bool = True) -> None:
-        """Without `wants_tokens` nobody is woken between a first and a last token: a day goes by ten times as fast."""
+        """Without `wants_tokens` no request is woken between its first and last token: a day goes by ten times as fast."""
         self.config = config
         self.figures = Figures(config.edges)
         self.memory = DeviceModel(config.sizes)
@@ -177,7 +177,7 @@ class StandinEngine:
         self.is_paused = False
         self.sleep_level: int | None = None
         self.requests: dict[int, EngineRequest] = {}
-        # Told of the steps since the last look: who ended, and the tokens of new prompts and of answers
+        # Called with the steps since the last call: the ended requests, and the tokens of new prompts and of answers
         self.on_steps: Callable[[Sequence[EngineRequest], int, int], None] | None = None
         self.run = OpenRun(
             config.settings,
@@ -187,9 +187,9 @@ class StandinEngine:
             wants_tokens=wants_tokens,
         )
         self.run.tally.sums[loop.COUNTS_CACHED] = not Behaviour.COMPUTED_STEP_TOKENS.is_in(config.release)
-        self._held: list[EngineRequest] = []  # came while it was paused: vLLM's scheduler does not see them either
+        self._held: list[EngineRequest] = []  # that came while it was paused: vLLM's scheduler does not see them either
         self._woken: dict[int, EngineRequest] = {}
-        self.stands_still = False  # paused with everything kept where it is
+        self.stands_still = False  # paused in the mode `keep`
         self._troubles = FaultEffects(self)
         self._shown_steps = 0
         self._owes_a_step = False
@@ -201,7 +201,7 @@ class StandinEngine:
     # Requests
 
     def submit(self, spec: RequestSpec, now_ns: int, wake: Callable[[], None] = lambda: None) -> EngineRequest:
-        """A new request; it may be one that will arrive later, as long as all that come after it do, too."""
+        """Returns a new request; it may arrive later than now, but not later than one submitted after it."""
         if self.death is not None:
             raise EngineDead(self.death)
         request = EngineRequest(spec, now_ns, wake)
@@ -212,11 +212,11 @@ class StandinEngine:
         return request
 
     def admit(self, request: EngineRequest, now_ns: int) -> None:
-        """Give it to the scheduler, which takes it for one that comes now."""
+        """Gives a request to the scheduler, which treats it as arriving now."""
         spec, block = request.spec, self.run.prefix_block
         ids = NO_IDS
         if self.config.settings.prefix_caching and spec.shared != 0:
-            # What the answer will be is known beforehand, and so is its content: the next turn's prompt may hold it.
+            # The answer is known beforehand, and so is its content: the next turn's prompt may hold it.
             tokens = np.concatenate((spec.prompt, request.output_ids)) if spec.shared is None else spec.prompt[: spec.shared]
             ids = content_ids(tokens, block)
         request.number = self.run.submit(
@@ -225,7 +225,7 @@ class StandinEngine:
         self.requests[request.number] = request
 
     def abort(self, request: EngineRequest, now_ns: int, *, is_told: bool = False) -> None:
-        """Take a request back. One whose client has gone is counted nowhere by vLLM; one that is told of it is."""
+        """Aborts a request. vLLM counts it only if its client is told of it (`is_told`), not if the client has gone."""
         if request.finish is not None:
             return
         request.finish = "abort"
@@ -243,7 +243,7 @@ class StandinEngine:
     # Time
 
     def next_ns(self) -> int | None:
-        """When something is due; None while nothing is before somebody submits, resumes or mends."""
+        """Returns when the next event is due; None where none is before a request, a resume or the end of a fault."""
         if self.death is not None:
             return None
         moments = [self.run.next_ns, self.faults.next_change_ns(self.now_ns)]
@@ -271,14 +271,14 @@ class StandinEngine:
             request.wake()
 
     def _go(self, until_ns: int) -> int:
-        """Steps up to this moment, one by one where memory could run out on the way; how far it came."""
+        """Makes steps up to this moment, one by one where memory could run out on the way; returns how far it came."""
         if self.faults.active("idle-hang", self.now_ns) is not None and not self._troubles.is_hung:
-            # It hangs at the first idle moment: none may be passed over.
+            # It hangs at the first idle moment: none may be skipped.
             until_ns = min(until_ns, max(self.run.next_ns or until_ns, self.now_ns))
         while self.death is None and not (self.memory.is_safe() and self.faults.active("oom", self.now_ns) is None):
             moment = self.run.next_ns
             if self.run.next_end_ns is None and moment is not None and moment <= until_ns:
-                # It begins and does not end yet: now its memory is taken.
+                # A step begins and does not end yet: take its memory now.
                 self._read(self.run.until(max(moment, self.run.count(at.NOW))))
                 self._take_memory()
             elif moment is not None and moment <= until_ns:
@@ -292,7 +292,7 @@ class StandinEngine:
                 self._read(self.run.until(until_ns))
                 self._take_memory()
         ended_steps = int(self.run.tally.sums[loop.ENDED_STEPS])
-        if ended_steps != self._shown_steps or self._owes_a_step:  # gauges stand still otherwise
+        if ended_steps != self._shown_steps or self._owes_a_step:  # else the gauges keep their values
             self._shown_steps = ended_steps
             if not self.run.is_frozen:
                 self._owes_a_step = False
@@ -300,7 +300,7 @@ class StandinEngine:
         return until_ns
 
     def _take_memory(self) -> None:
-        """What the steps that began since the last look need; the engine dies where there is too little."""
+        """Takes the memory of the steps that began since the last look; the engine dies where there is too little."""
         sums = self.run.tally.sums
         tokens, sequences = int(sums[loop.MOST_TOKENS]), self.run.running
         if tokens == 0:
@@ -353,10 +353,10 @@ class StandinEngine:
                 show_step(figures, self.run)
                 self.on_steps(ended, prompt_tokens, generated)
 
-    # What an operator can do
+    # Operator's actions
 
     def pause(self, mode: str, now_ns: int) -> None:
-        """`abort` ends what there is, `wait` lets it go on to its end, `keep` freezes it. What comes now is held back."""
+        """Holds back new requests. Present ones end (`abort`), go on to their end (`wait`) or freeze (`keep`)."""
         self.is_paused = True
         if mode == "abort":
             for request in list(self.requests.values()):
@@ -387,20 +387,20 @@ class StandinEngine:
         self.resume(now_ns)
 
     def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
-        """Forget the cache's content; where it is asked for, by pushing out whoever holds a part of it."""
+        """Forgets the cache's content; `reset_running` preempts the requests that hold a part of it."""
         if reset_running:
             self.run.preempt_all()
         return self.run.reset_prefix_cache()
 
     def compact(self, now_ns: int) -> list[dict[str, Any]]:
-        """Give torch's free segments back to the device, between two steps; what each worker answers."""
+        """Gives torch's free segments back to the device, between two steps; returns each worker's answer."""
         self.advance(now_ns)
         self.run.delay(COMPACTION_NS)
         answer = self.memory.compact()
         return [{"pid": worker + 1, "rank": worker, "at": now_ns / NS, **answer} for worker in range(self.config.workers)]
 
     def worker_figures(self, now_ns: int) -> list[dict[str, Any]]:
-        """The last record of each worker's probe; all workers hold the same."""
+        """Returns the last record of each worker's probe; all workers hold the same memory."""
         groups = self.memory.figures()
         beat_ns = now_ns if self.death is None else self.now_ns  # a dead worker writes no more
         plain = {

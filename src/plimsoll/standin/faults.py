@@ -1,4 +1,4 @@
-"""What can be made to go wrong: which fault, from when, for how long, how much of it.
+"""The faults of a stand-in: which one, from when, for how long, how much of it.
 
 wedge@60s:30s            from the 60th second on, for 30 s
 neighbour@10s=3GiB       from the 10th second on, for good
@@ -17,10 +17,10 @@ from plimsoll.units import parse_gib
 NS = 1_000_000_000
 FOREVER = math.inf
 ONLY_AT_START = ("slow-start", "start-failure")
-MOST = 4096  # of whatever is counted
+MOST = 4096  # the largest value of a counted fault
 
 
-# The unit of each fault's value, "" where it takes none, and its default; what they do is told in docs/standin.md.
+# The unit of each fault's value, "" where it takes none, and its default; docs/standin.md describes their effects.
 KINDS: dict[str, tuple[str, float]] = {
     "oom": ("", 0.0),
     "wedge": ("", 0.0),
@@ -43,7 +43,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault that is on from `at_s` seconds after the start, for `for_s` seconds."""
+    """A fault that begins `at_s` seconds after the start and lasts `for_s` seconds."""
 
     kind: str
     at_s: float = 0.0
@@ -103,7 +103,7 @@ def _amount(kind: str, unit: str, value: object) -> float:
 
 
 class FaultSchedule(list[Fault]):
-    """The faults of one engine, whether on or not."""
+    """The faults of one engine: past, active and future."""
 
     def take_back(self, kind: str | None = None) -> None:
         self[:] = [fault for fault in self if kind is not None and fault.kind != kind]

@@ -1,4 +1,4 @@
-"""Which server `plimsoll standin` is to imitate: the words that were typed, the plan that is made of them."""
+"""Finds the server that `plimsoll standin` is to imitate: reads the typed words, and plans the command in them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from plimsoll.standin.config import Launchable, launch_of
 from plimsoll.standin.faults import Fault, parse_fault
 from plimsoll.vllm.versions import engine_named
 
-# What vLLM's own parser says to a command that it does not take; it then ends with exit code 2.
+# The errors of vLLM's own parser, which then ends with exit code 2.
 
 _KINDS = {"int": "int", "float": "float", "human-int": "human_readable_int", "human-int-or-auto": "human_readable_int_or_auto"}
 
 
 def complaint_of(line: CommandLine, unseen: UnresolvedWords, *, knows_all: bool = True) -> str | None:
-    """The last line that it prints; None if it takes the command.
+    """Returns the last line that vLLM's parser prints for a bad command; None if it takes the command.
 
-    `knows_all`: what our table of the release does not have is refused, too.
+    `knows_all`: flags that our table of the release does not have are refused, too.
     """
     for argument in line.arguments:
         if argument.candidates:
@@ -55,7 +55,7 @@ def complaint_of(line: CommandLine, unseen: UnresolvedWords, *, knows_all: bool 
 
 
 def _is_loose(argument: Argument) -> bool:
-    """Whether what stands behind a switch is a word of its own to the parser: `--enforce-eager true`."""
+    """True if the parser takes the word after a switch for a separate one: `--enforce-eager true`."""
     return argument.row is not None and not argument.row.takes_value and not argument.has_equals
 
 
@@ -79,9 +79,9 @@ def _problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 CARD = "L4"
-CONTEXT = "8192"  # What is imitated when nothing is said: all of it is known without a network
+CONTEXT = "8192"  # the server for an empty command: all three are known without a network
 
-# Flags that move the scheduler and are obeyed here, though a replay does not know them.
+# Flags that change the scheduler and work here, though a replay does not know them.
 _QUEUE_LIMITS = frozenset(("--max-num-queued-reqs", "--max-num-queued-tokens"))
 
 
@@ -93,19 +93,19 @@ NOT_IMITATED = frozenset(NOT_REPLAYED.keys() - _QUEUE_LIMITS) | frozenset(
 
 
 class ParserRefused(PlimsollError):
-    """vLLM's own parser would not take the command; the sentence is its own."""
+    """vLLM's own parser would refuse the command; the sentence is the parser's own."""
 
     exit_code = 2
 
 
 class ConfigRefused(ParserRefused):
-    """vLLM's parser takes the command, and its configuration refuses the values."""
+    """vLLM's parser takes the command, but its configuration refuses the values."""
 
     exit_code = 1
 
 
 class StandinOptions(NamedTuple):
-    """Servers to start, and how: the words of one command line, read and checked."""
+    """The servers to start, and how: one command line, read and checked."""
 
     launches: tuple[Launchable, ...]
     speed: float
@@ -114,7 +114,7 @@ class StandinOptions(NamedTuple):
 
 
 def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> StandinOptions:
-    """Read the command line; BadInput, or the refusal of vLLM's own parser, in one line."""
+    """Reads the command line. Raises BadInput, or the refusal of vLLM's own parser, in one line."""
     faults = tuple(map(parse_fault, given.fault))
     if any(word.partition("=")[0] == "--fault" for word in given.verbatim or ()):
         raise BadInput("--fault is the stand-in's own: it goes in front of --")
@@ -146,7 +146,7 @@ def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> St
             "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig: Value error, "
             f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({sequences})."
         )
-    planned = plan_launch(options, launch, folder, learned=False)  # what was learned differs from machine to machine
+    planned = plan_launch(options, launch, folder, learned=False)  # learned corrections differ from machine to machine
     token = InsideSettings(environ).token
     server = launch_of(planned, line, {**environment, "PLIMSOLL_TOKEN": token}, options.said or {}, options.start_seconds)
     launches = _fleet(server, options)
@@ -165,7 +165,7 @@ def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> St
 
 
 def _split_places(options: StandinCommandOptions) -> tuple[StandinCommandOptions, list[str]]:
-    """Where to listen can be said beside a script, or before a whole command, that says otherwise: its last word counts."""
+    """Takes --host and --port out of the words beside a script or before a command; they override the command's own."""
     rest, places = list(options.rest), list[str]()
     if options.verbatim is None and not any(not word.startswith("-") and _is_file(word) for word in rest):
         return options, []
@@ -186,7 +186,7 @@ def _is_file(word: str) -> bool:
 
 
 def _launch(options: StandinCommandOptions) -> tuple[Launch, str]:
-    """The start that is meant: a whole command, a file that holds one, or nothing but vLLM's flags."""
+    """Returns the vLLM start and its folder, from a whole command, a file with one, or only vLLM's flags."""
     if options.verbatim is not None or (len(options.rest) == 1 and (" " in options.rest[0] or _is_file(options.rest[0]))):
         launches = launches_named(options, "standin")
         if len(launches) > 1:
@@ -211,7 +211,7 @@ def _fleet(server: Launchable, options: StandinCommandOptions) -> tuple[Launchab
     if first == 0 and count > 1:
         raise BadInput("--port 0 takes any free port, which a fleet cannot: give --port-range")
     fleet = []
-    for place in range(count):  # each with answers of its own
+    for place in range(count):  # each with its own seed, so its own answers
         places = replace(server.options, port=first + place)
         config = replace(server.config, seed=server.config.seed + place)
         fleet.append(replace(server, config=config, options=places, log=replace(server.log, address=places.address)))
@@ -219,7 +219,7 @@ def _fleet(server: Launchable, options: StandinCommandOptions) -> tuple[Launchab
 
 
 def _is_loopback(host: str) -> bool:
-    """A name may lead anywhere: only one of them is known to lead here."""
+    """True for a loopback address or `localhost`; any other name may lead anywhere."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

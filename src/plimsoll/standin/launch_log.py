@@ -1,4 +1,4 @@
-"""What vLLM's log says, with the plan's figures: a start, why it fails, rates while it serves, an end (`templates/log.j2`)."""
+"""vLLM's log lines with the plan's figures: a start, why it fails, rates while it serves, an end (`templates/log.j2`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plimsoll.vllm.versions import Behaviour
 
 API_SERVER = "APIServer"
 ENGINE_CORE = "EngineCore"
-# The routes that the stand-in serves, too.
+# The routes of vLLM's log that the stand-in serves, too.
 ROUTES = (
     ("/health", "GET"), ("/metrics", "GET"), ("/version", "GET"), ("/ping", "GET"), ("/ping", "POST"), ("/tokenize", "POST"),
     ("/detokenize", "POST"), ("/v1/models", "GET"), ("/v1/chat/completions", "POST"), ("/v1/completions", "POST"),
@@ -30,10 +30,10 @@ _RECORD = re.compile(r"@(\S+) (\S+) (INFO|WARNING|ERROR|uvicorn|stderr) (\S+) (.
 
 @dataclass(frozen=True, slots=True)
 class StartLogLine:
-    """One message, before it is known when and by which process it will be printed."""
+    """One message, without the time and the process number of its print."""
 
     process: str
-    level: str  # "": printed past the logger, as tracebacks and uvicorn's lines are
+    level: str  # "": printed without the logger, like tracebacks and uvicorn's lines
     place: str
     text: str
     share: float = 0.0  # of the start's time that has passed by then
@@ -41,12 +41,12 @@ class StartLogLine:
 
 
 def uvicorn(text: str) -> StartLogLine:
-    """A line of the web server's own logger, which writes to stderr."""
+    """Returns a line of the web server's own logger, which writes to stderr."""
     return StartLogLine(API_SERVER, "", "", f"INFO:     {text}", is_error=True)
 
 
 def written(line: StartLogLine, stamp: str, pid: int, release: str) -> str:
-    """The line as it stands in the log, without its end; `stamp` is like 11-15 12:00:00. A text of several lines stays so."""
+    """Returns the line as the log has it, without its end; `stamp` is like 11-15 12:00:00. A text of several lines stays so."""
     who = f"({line.process} pid={pid}) "
     if line.level:
         who += f"{line.level} {stamp} [{line.place}] "
@@ -63,7 +63,7 @@ class StartLog:
     arguments: str  # "non-default args", as vLLM prints them
     address: str = "http://127.0.0.1:8000"
     is_dev_mode: bool = False
-    seconds: float = 0.0  # that the start takes
+    seconds: float = 0.0  # the time that the start takes
     stats_interval_s: float = 10.0  # between two lines of throughput; 0: there are none
     shows_requests: bool = True  # one line for each answer
 
@@ -73,7 +73,7 @@ class StartLog:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The names of the workers: a single one lives in the engine's own process."""
+        """The names of the workers: a single one is in the engine's own process."""
         settings = self.ledger.settings
         if settings.tensor_parallel * settings.pipeline_parallel == 1:
             return (ENGINE_CORE,)
@@ -87,7 +87,7 @@ class StartLog:
 
     @property
     def available_bytes(self) -> int:
-        """What is left of the budget, also where a number of blocks was set by hand."""
+        """The rest of the memory budget in bytes, also where the number of blocks was set by hand."""
         spent = (self.ledger.weights, self.ledger.non_torch, self.ledger.activation, self.ledger.graphs)
         return self.ledger.requested.value - sum(term.value for term in spent)
 
@@ -98,7 +98,7 @@ class StartLog:
 
 
 class Stats(NamedTuple):
-    """Figures of the line that comes every ten seconds; rates are of the time since the last line."""
+    """The figures of the line that comes every ten seconds; rates are of the time since the last line."""
 
     prompt_per_s: float
     generation_per_s: float
@@ -126,7 +126,7 @@ def _text(log: StartLog, part: str, *facts: object) -> str:
 
 
 def log_lines(log: StartLog, part: str, *facts: object) -> list[StartLogLine]:
-    """The records that a macro of the template writes: stats, death, after_death, stop, stopped and the parts of a start."""
+    """Returns the lines of one of the template's macros: stats, death, after_death, stop, stopped or a part of a start."""
     lines: list[StartLogLine] = []
     for row in _text(log, part, *facts).split("\n")[:-1]:
         record = _RECORD.fullmatch(row)
@@ -142,7 +142,7 @@ def log_lines(log: StartLog, part: str, *facts: object) -> list[StartLogLine]:
 
 
 def start_lines(log: StartLog, pid: int) -> list[StartLogLine]:
-    """Every line up to the last one, "Application startup complete."; `pid` is the API server's."""
+    """Returns every line up to the last one, "Application startup complete."; `pid` is the API server's."""
     before = [line for part in ("opening", "loading", "measuring", "sizes", "graphs") for line in log_lines(log, part)]
     return before + log_lines(log, "ready", pid, ROUTES)
 
@@ -150,15 +150,15 @@ def start_lines(log: StartLog, pid: int) -> list[StartLogLine]:
 class StartFailure(NamedTuple):
     """A start that ends with exit code 1."""
 
-    code: Code  # what `doctor` makes of the log
+    code: Code  # doctor's finding for this log
     message: str  # the exception
     place: str  # where it is raised: its traceback in the template
     steps: int  # how far it came: 0 the API server, 1 the engine's process, 2 the weights, 3 the measured memory
-    is_workers: bool = True  # else the engine core's own
+    is_workers: bool = True  # False: the engine core itself raised it
 
 
 def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]) -> StartFailure | None:
-    """The first of vLLM's checks that the plan's central figures do not pass; None if it starts."""
+    """Returns the failure of the first of vLLM's checks that the plan's central figures do not pass; None if it starts."""
     ledger = log.ledger
     if ledger.settings.max_model_len > log.shape.max_context and environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
         return StartFailure(Code.OTHER_BAD_CONFIG, _text(log, "too_long"), "config", 0, is_workers=False)
@@ -178,7 +178,7 @@ def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]
         else:
             code, message = Code.STARTUP_CONTEXT_TOO_LONG, _text(log, "request_too_long", refusal)
         return StartFailure(code, message, "cache-check", 3, is_workers=False)
-    # A cache of a size that somebody set is taken whether there is room or not; and graphs come after it.
+    # A cache with a size set by hand is allocated whether there is room or not; graphs come after it.
     room = log.free_bytes - sizes.weights - sizes.non_torch
     if sizes.kv_cache > room:
         return _out_of_memory(log, sizes, "kv-allocation")
@@ -186,7 +186,7 @@ def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]
 
 
 def want_of_memory(log: StartLog) -> StartFailure:
-    """A failure for a server that would start: somebody else holds what it asks for."""
+    """Returns a failure for a server that would start: another process holds the memory that it requests."""
     return _too_little_free(log, min(log.free_bytes, max(0, log.ledger.requested.value - GIB)))
 
 
@@ -195,7 +195,7 @@ def _too_little_free(log: StartLog, free: int) -> StartFailure:
 
 
 def _out_of_memory(log: StartLog, sizes: MemorySizes, place: str) -> StartFailure:
-    """torch's words for the piece that found no room, when those before it had filled the device."""
+    """Returns a failure with torch's message for the piece that found no room after the earlier ones filled the device."""
     layers = max(1, len(log.shape.layers))
     code, steps, before, whole, pieces = {
         "weights": (Code.STARTUP_WEIGHTS_DO_NOT_FIT, 2, 0, sizes.weights, 4 * layers),
@@ -217,7 +217,7 @@ def _out_of_memory(log: StartLog, sizes: MemorySizes, place: str) -> StartFailur
 
 def failed_lines(log: StartLog, failure: StartFailure) -> list[StartLogLine]:
     lines = log_lines(log, "opening")
-    if failure.steps == 0:  # the API server itself gives up, before there is an engine
+    if failure.steps == 0:  # the API server itself fails, before there is an engine
         own = [line for line in lines if line.process == API_SERVER and "max model len" not in line.text]
         return own + log_lines(log, "refused", failure)
     for step, part in ((2, "loading"), (3, "measuring")):

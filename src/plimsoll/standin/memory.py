@@ -5,10 +5,10 @@
                                       |<----- reserved by torch --------->|
 
 A step's tensors are those of one layer of a Llama in the order in which vLLM makes and drops them (see `_LAYER`), scaled so
-that they reach `activation_peak` with `max_num_batched_tokens` tokens, and then the logits. How near that comes to vLLM 0.25.1
-with Llama-3.1-8B on an H200 stands in docs/standin.md; the recording is tests/captures/vllm-0.25.1-h200-inside.
+that they reach `activation_peak` with `max_num_batched_tokens` tokens, and then the logits. docs/standin.md says how near that
+comes to vLLM 0.25.1 with Llama-3.1-8B on an H200; the recording is tests/captures/vllm-0.25.1-h200-inside.
 
-Not modelled: what the sampler needs beyond logits and their 32-bit copy (324 MiB of those at start are left from its profile
+Not modelled: the sampler's needs beyond logits and their 32-bit copy (324 MiB of those at start are left from its profile
 run), layers of unlike shapes, expandable segments. Other models get a Llama's proportions.
 """
 
@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 # torch's caching allocator, as far as its figures go: segments, best fit, splitting, and a cache that is kept.
 #
-# |<--------- a segment: what was asked of the device in one piece --------->|
+# |<--------- a segment: allocated on the device in one piece -------------->|
 # |  block: live  |        block: free         |  block: live  |    free      |
 #
-# What was freed stays with the process. A segment of which nothing is live can be given back; free blocks beside a live one
-# cannot. torch gives back by itself only when the device refuses a new segment, and then tries once more.
+# Freed memory stays with the process. A segment without live blocks can be given back; free blocks beside a live one cannot.
+# torch gives back by itself only when the device refuses a new segment, and then tries once more.
 
 MIB = 1 << 20
 # torch's own sizes (c10/core/AllocatorConfig.h and the caching allocator's notes).
@@ -38,13 +38,13 @@ LARGE_GRAIN = 2 * MIB
 _SEGMENT_BITS = 48  # an address is a segment's number and the place in it
 _IN_SEGMENT = (1 << _SEGMENT_BITS) - 1
 
-Block = tuple[int, int]  # size, address: in this order the first that is not smaller is the best fit
+Block = tuple[int, int]  # size, address: sorted like this the first that is not smaller is the best fit
 FreeBlocks = tuple[list[Block], list[Block]]  # of the small and of the large segments
-Event = tuple[int, int]  # which tensor, and its bytes; 0 bytes: it is freed
+Event = tuple[int, int]  # a tensor's number and its bytes; 0 bytes: it is freed
 
 
 class AllocationFailure(NamedTuple):
-    """A request that the device refused twice, and what was live at that moment."""
+    """A request that the device refused twice, and the bytes that were live at that moment."""
 
     tried: int
     live: int
@@ -56,7 +56,7 @@ def rounded(size: int) -> int:
 
 
 def segment_for(size: int) -> int:
-    """Bytes asked of the device for a request that no cached block can hold."""
+    """Returns the bytes to ask of the device for a request that no cached block can hold."""
     if size <= SMALL_MOST:
         return SMALL_SEGMENT
     if size < MIDDLE_BELOW:
@@ -65,14 +65,14 @@ def segment_for(size: int) -> int:
 
 
 class Allocator:
-    """The segments that are not wholly live. What a step allocates is gone at its end; what is kept is so for good."""
+    """The segments with free blocks. A step's allocations end with the step; those of `keep` never end."""
 
     def __init__(self) -> None:
         self.reserved = self.reserved_peak = 0  # bytes in all segments made here
-        self.releasable = 0  # of these, in segments of which nothing is live
+        self.releasable = 0  # bytes of these in segments without live blocks
         self.segments = 0
         self.largest_segment = 0  # that a step has ever asked for
-        self.step_peak = 0  # the most that the last step had at a time
+        self.step_peak = 0  # the most bytes that the last step held at once
         self.retries = self.ooms = 0
         self._free: FreeBlocks = ([], [])  # between steps
         self._sizes: dict[int, int] = {}  # by the segment's first address
@@ -83,7 +83,7 @@ class Allocator:
         return max((blocks[-1][0] for blocks in self._free if blocks), default=0)
 
     def run(self, events: Sequence[Event], room: int) -> AllocationFailure | None:
-        """Run one step from first to last and free what it leaves over. `room`: bytes that the device has to give."""
+        """Runs one step's events and then frees its blocks; returns the failure, if any. `room`: the device's free bytes."""
         free = (self._free[0].copy(), self._free[1].copy())
         held: dict[int, Block] = {}
         live = peak = 0
@@ -107,7 +107,7 @@ class Allocator:
         return None
 
     def keep(self, size: int, room: int) -> AllocationFailure | int:
-        """An allocation that never ends, and holds the segment that it lies in; the bytes that are live through it."""
+        """Makes an allocation that never ends and so keeps its segment; returns its bytes, or the failure."""
         block = self._take(self._free, size := rounded(size), room)
         if block is None:
             return AllocationFailure(segment_for(size), 0)
@@ -117,18 +117,18 @@ class Allocator:
         return block[0]
 
     def release(self) -> int:
-        """Give back every segment of which nothing is live; how many bytes that were."""
+        """Gives back every segment without live blocks; returns their bytes."""
         before = self.reserved
         self._drop(self._free)
         return before - self.reserved
 
     def hold(self, size: int) -> None:
-        """A free block beside something live: it serves steps, and cannot be given back. Its segment is counted elsewhere."""
+        """Adds a free block beside a live one: steps can use it, and it is never given back. Its segment counts elsewhere."""
         insort(self._free[size > SMALL_MOST], (size, self._next << _SEGMENT_BITS))
         self._next += 1
 
     def _take(self, free: FreeBlocks, size: int, room: int) -> Block | None:
-        """The smallest free block that is large enough, less what is left of it; of a new segment where there is none."""
+        """Takes `size` bytes of the smallest free block that is large enough, or of a new segment; None if neither is there."""
         is_large = size > SMALL_MOST
         blocks = free[is_large]
         place = bisect_left(blocks, (size, 0))
@@ -141,10 +141,10 @@ class Allocator:
         if left > SMALL_MOST if is_large else left >= GRAIN:
             insort(blocks, (left, address + size))
             return size, address
-        return held, address  # what is left is too little to be of use to anybody
+        return held, address  # the rest is too small to split off
 
     def _put(self, blocks: list[Block], block: Block) -> None:
-        """Free again, and one with the free blocks on either side; segments never touch, so none grows into another."""
+        """Frees a block and joins it with free blocks on either side; segments never touch, so none grows into another."""
         size, address = block
         if self._sizes.get(address) == size:  # a whole segment has no neighbours
             insort(blocks, block)
@@ -164,7 +164,7 @@ class Allocator:
         insort(blocks, (size, address))
 
     def _reserve(self, size: int, room: int, working: FreeBlocks) -> bool:
-        """A new segment; where the device has too little, after giving back what can be."""
+        """Makes a new segment, if need be after giving back all whole free ones; False where the device has too little."""
         segment = segment_for(size)
         if segment > room:
             self.retries += 1
@@ -185,7 +185,7 @@ class Allocator:
         return True
 
     def _drop(self, working: FreeBlocks) -> None:
-        """Segments that are free as a whole at this moment go."""
+        """Gives back the segments that are wholly free at this moment."""
         for now, later in zip(working, self._free, strict=True):
             whole = [block for block in now if self._sizes.get(block[1]) == block[0]]
             for block in whole:
@@ -198,13 +198,13 @@ class Allocator:
                 self.releasable -= block[0]
 
 
-# torch's own words for an allocation that failed, as 2.11 prints them; clients, logs and `plimsoll doctor` read them.
+# torch's own message for a failed allocation, as 2.11 prints it; clients, logs and `plimsoll doctor` read it.
 
-NEIGHBOUR_PID = 4711  # a process that is not there, as torch's message would name it
+NEIGHBOUR_PID = 4711  # a made-up process for torch's message to name
 
 
 def oom_text(*, total: int, graphs: int, tried: int, free: int, own: int, live: int, left: int, neighbours: int) -> str:
-    """The whole message. `own`: all that this process holds; `left`: reserved by torch, and not live."""
+    """Returns the whole message. `own`: all bytes of this process; `left`: reserved by torch, and not live."""
     neighbour = f"Process {NEIGHBOUR_PID} has {in_words(neighbours)} memory in use. " if neighbours else ""
     pool = f"with {in_words(graphs)} allocated in private pools (e.g., CUDA Graphs), " if graphs else ""
     return (
@@ -226,7 +226,7 @@ def in_words(size: int) -> str:
 
 # One layer over all tokens, in 27ths of the activation peak: hidden state and its norm (2 each), queries with keys and values
 # (3), attention and its projection (2 each), both halves of the feed-forward (14), their product (7), the way back (2).
-# At the last one 2 + 2 + 14 + 7 + 2 are live. The next layer finds all it needs in what this one has left.
+# At the last one 2 + 2 + 14 + 7 + 2 are live. The next layer finds all its memory in the blocks that this one has freed.
 _RESIDUAL, _NORM, _QKV, _ATTENTION, _PROJECTED, _GATE_UP, _PRODUCT, _DOWN, _LOGITS, _LOGITS_32 = range(10)
 _OF_LOGITS = (_LOGITS, _LOGITS_32)
 _LAYER: tuple[Event, ...] = (
@@ -235,7 +235,7 @@ _LAYER: tuple[Event, ...] = (
 )  # fmt: skip
 _PARTS = 27
 _LOGITS_BYTES, _LOGITS_32_BYTES = 2, 4
-# Steps up to this size replay a CUDA graph, whose tensors lie in the graphs' own pool.
+# Steps up to this size replay a CUDA graph, whose tensors are in the graphs' own pool.
 _GRAPH_TOKENS_MOST = 512
 # Free blocks beside weights: 82.4 MiB with a whole Llama-3.1-8B, 225 to 330 MiB with four layers of it.
 _BESIDE_WEIGHTS = 86_366_720
@@ -250,10 +250,10 @@ HOST_TOTAL = 128 << 30
 
 
 class MemorySizes(NamedTuple):
-    """Sizes in one worker, in bytes; `plan` has the terms."""
+    """The memory sizes of one worker, in bytes; `plan` has the terms."""
 
     total: int  # device memory
-    context: int  # what is used before vLLM's snapshot: CUDA context, NCCL
+    context: int  # used before vLLM's snapshot: CUDA context, NCCL
     neighbours: int
     requested: int
     weights: int
@@ -264,12 +264,12 @@ class MemorySizes(NamedTuple):
     max_num_batched_tokens: int
     max_num_seqs: int
     vocab: int
-    buffers: int = 0  # what lives in torch beside all that: input buffers, workspaces
+    buffers: int = 0  # torch's other live memory: input buffers, workspaces
     is_profiled: bool = True  # False with --kv-cache-memory-bytes: vLLM measures nothing, and does not empty the cache
 
 
 class OutOfMemory(NamedTuple):
-    """An allocation that failed: torch's own text, what was asked for and what was free."""
+    """A failed allocation: torch's own message, the bytes asked for and the bytes free."""
 
     message: str
     tried: int
@@ -278,14 +278,14 @@ class OutOfMemory(NamedTuple):
 
 
 class DeviceModel:
-    """One worker's memory. Everything that steps allocate is gone when they end; the segments stay."""
+    """One worker's memory. A step's allocations end with the step; their segments stay."""
 
     def __init__(self, sizes: MemorySizes) -> None:
-        """After a start that the device had room for: see `launch_log.failure_of`."""
+        """The memory after a successful start: `launch_log.failure_of` checks that the device has room for it."""
         self.sizes = sizes
         self.neighbours = sizes.neighbours  # bytes that other processes hold
         self._grown = self._asleep = self._on_host = self._allocated_peak = 0
-        self._known: set[Event] = set()  # steps that are known to fit into what is cached
+        self._known: set[Event] = set()  # steps that are known to fit into the cached segments
         self._allocator = Allocator()
         # The largest segment that a step within the limits asks for, and the most it needs at once beside the worst cache. A
         # request of less than 10 MiB asks for 20, so the longest step need not be the one that asks for most.
@@ -305,9 +305,9 @@ class DeviceModel:
         if self._beside_weights:
             self._allocator.hold(self._beside_weights)
         if not sizes.is_profiled:
-            # The profile run stays in the cache where nobody empties it. All but one tensor's segment: in the recordings the
-            # feed-forward's product found room beside the weights, which something else has taken since, so the first long
-            # step asks the device for it once more.
+            # The profile run's segments stay in the cache, which nobody empties here. All but one tensor's: in the recordings
+            # the feed-forward's product found room beside the weights, which something else has taken since, so the first
+            # long step asks the device for it once more.
             events = self._events(sizes.max_num_batched_tokens, sizes.max_num_seqs)
             self._allocator.run([event for event in events if event[0] != _PRODUCT], self.free)
             self._allocator.retries = self._allocator.ooms = 0
@@ -321,7 +321,7 @@ class DeviceModel:
 
     @property
     def reserved(self) -> int:
-        """Bytes that torch holds of the device, as torch counts: sleeping memory is still counted."""
+        """The bytes that torch holds of the device, as torch counts: sleeping memory is still counted."""
         sizes = self.sizes
         base = sizes.weights + sizes.kv_cache + sizes.graphs + sizes.buffers + self._beside_weights
         return base + self._allocator.reserved
@@ -335,7 +335,7 @@ class DeviceModel:
         return max(0, self.sizes.total - self.own - self.neighbours)
 
     def take_neighbour(self, size: int) -> bool:
-        """Somebody else asks the device, or gives back where the size is negative; False where it has too little."""
+        """Takes memory for another process, or gives it back where `size` is negative; False where there is too little."""
         if size > self.free:
             return False
         self.neighbours = max(0, self.neighbours + size)
@@ -344,7 +344,7 @@ class DeviceModel:
     # Steps
 
     def step(self, tokens: int, sequences: int) -> OutOfMemory | None:
-        """Run a step's allocations; None if it gets them all. Afterwards they are free again, and cached."""
+        """Runs a step's allocations; returns None if it gets them all. Afterwards they are free again, and cached."""
         key = tokens, sequences
         if key in self._known:
             return None
@@ -359,20 +359,20 @@ class DeviceModel:
         return None if failure is None else self._failed(failure)
 
     def is_safe(self) -> bool:
-        """Whether no step within the limits can fail, whatever steps come before it.
+        """True if no step within the limits can fail, whatever steps come before it.
 
-        Where the device refuses, torch gives back all but the segments that the step itself lies in by then. Each of its
+        Where the device refuses, torch gives back all segments but those that the step itself uses by then. Each of its
         tensors holds one of them at most, and none is larger than the largest that a step may ask for.
         """
         if self._asleep:
             return False
         needed, largest = self._most_needed, self._allocator.largest_segment
-        if largest > self._largest_allowed:  # somebody went beyond the limits
+        if largest > self._largest_allowed:  # a step went beyond the limits
             needed = needed * largest // self._largest_allowed + 1
         return self.free + self._allocator.releasable >= needed
 
     def refusal(self, tokens: int, sequences: int) -> OutOfMemory:
-        """This step's failure, as if this process had filled the device before: what an injected fault shows."""
+        """Returns an injected failure of this step, as if this process had filled the device before."""
         self._allocator.retries += 1
         self._allocator.ooms += 1
         tensor, size = max(self._events(tokens, sequences), key=lambda event: event[1])
@@ -384,7 +384,7 @@ class DeviceModel:
         return self._out_of_memory(tried, free, own, live, left, tensor)
 
     def grow(self, size: int) -> OutOfMemory | None:
-        """Allocations that never end; they hold the segments that they lie in."""
+        """Makes an allocation that never ends and so keeps its segment; returns the failure, if any."""
         if size <= 0:
             return None
         self._known.clear()
@@ -408,7 +408,7 @@ class DeviceModel:
     # Sleep
 
     def sleep(self, level: int) -> None:
-        """Weights and cache leave the device; with level 1 the weights go to the host."""
+        """Moves weights and cache off the device; with level 1 the weights go to the host."""
         if self._asleep or level < 1:
             return
         self._known.clear()
@@ -419,7 +419,7 @@ class DeviceModel:
             self.grow_host(self._on_host)
 
     def wake_up(self) -> OutOfMemory | None:
-        """They come back; a neighbour may have taken their place, which vLLM tells in words of its own."""
+        """Moves weights and cache back; where a neighbour has taken their place, returns vLLM's own error."""
         if self._asleep > self.free:
             return OutOfMemory("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:163", self._asleep, self.free)
         self.host_resident -= self._on_host
@@ -429,16 +429,16 @@ class DeviceModel:
     # The host
 
     def grow_host(self, size: int) -> bool:
-        """The worker's memory on the host grows; False beyond the limit, where the kernel would kill it."""
+        """Grows the worker's memory on the host; False beyond the limit, where the kernel would kill it."""
         self.host_resident += size
         self.host_resident_peak = max(self.host_resident_peak, self.host_resident)
         limit = HOST_TOTAL if self.host_limit is None else min(self.host_limit, HOST_TOTAL)
         return self.host_resident + HOST_BESIDE <= limit
 
-    # What others see
+    # Reporting
 
     def compact(self) -> dict[str, Any]:
-        """Give back what is cached and wholly free; the answer is that of `plimsoll_compact`."""
+        """Gives back the cached segments that are wholly free; returns the answer of `plimsoll_compact`."""
         if self._asleep:
             return {"refused": "the worker is asleep"}
         reserved, free = self.reserved, self.free
@@ -454,7 +454,7 @@ class DeviceModel:
         }
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """The groups that the worker's probe writes, with its keys."""
+        """Returns the groups that the worker's probe writes, with its keys."""
         sizes, allocator = self.sizes, self._allocator
         base = self.reserved - allocator.reserved
         left = self.reserved - self.allocated - allocator.releasable

@@ -3,7 +3,7 @@
     page = EnginePage("0.32.0", "tiny", cache_labels={"block_size": "16"}, created=1.79e9)
     page.text(figures)
 
-What does not change is made once, by prometheus_client as in vLLM, and shared by all pages of the same release, model and
+The constant part is made once, by prometheus_client as in vLLM, and shared by all pages of the same release, model and
 context; a page only fills in numbers.
 """
 
@@ -31,12 +31,12 @@ class Row(NamedTuple):
 
     name: str
     meaning: str
-    read: Callable[[Figures, str], float] | None = None  # of the label's value; "" where no label tells samples apart
+    read: Callable[[Figures, str], float] | None = None  # takes the label's value; "" where no label tells samples apart
     histogram: str = ""
     by: tuple[str, ...] = ("",)  # the label's values, in their order
 
 
-# What is shown by one of a metric's labels, for each of its values.
+# The readers of metrics with a sample for each value of a label.
 BY_LABEL: dict[str, Callable[[Figures, str], float]] = {
     "vllm:num_requests_waiting_by_reason": lambda f, reason: (
         f.waiting_deferred if reason == "deferred" else f.waiting - f.waiting_deferred
@@ -59,14 +59,14 @@ def _row(name: str, help: str, figure: str = "", histogram: str = "", by: str = 
 
 
 ROWS = tuple(_row(name, **row) for name, row in yaml_table("metrics_page")["metrics"].items())
-# Values of labels that not every release knows.
+# Label values that not every release knows.
 LATER_VALUES = {"error": Behaviour.ERROR_REASON, "repetition": Behaviour.REPETITION_REASON}
-# Registered whatever the flags; the flag only makes them move.
+# Registered with any flags; the flag only makes their values change.
 ALWAYS_THERE = frozenset(row.name for row in ROWS if row.name.startswith("vllm:estimated_"))
 
 
 class Families(Collector):
-    """Metrics that are given, for prometheus_client to write."""
+    """A collector of given metrics, for prometheus_client to write."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = list(metrics)
@@ -128,7 +128,7 @@ def _number(value: float) -> str:
 
 @functools.cache
 def metrics_shown(release: str) -> tuple[Shown, ...]:
-    """vLLM's own metrics that a release shows whatever the flags, in the order of the page, the cache's configuration aside."""
+    """Returns vLLM's own metrics that a release shows with any flags, in the page's order, without vllm:cache_config_info."""
     if release not in wheels() or Coverage.CACHE_LABELS.begins_after(release):
         raise BadInput(f"no page of vLLM {release}: only those from {Coverage.CACHE_LABELS.first} to {newest()} are known")
     known = metrics_of(release)
@@ -146,7 +146,7 @@ def metrics_shown(release: str) -> tuple[Shown, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _template(release: str, model_name: str, engine: str, edges: tuple[tuple[float, ...], ...]) -> str:
-    """All lines of vLLM's own with a place for each number; `edges` of the histograms in their order."""
+    """Returns all lines of vLLM's own metrics with a place for each number; `edges` are the histograms', in their order."""
     metrics: list[Metric] = []
     left = iter(edges)
     for row, kind, names_engine, by, values in metrics_shown(release):

@@ -1,4 +1,4 @@
-"""What is asked of an engine, and one request while it is with it."""
+"""An engine's figures, its tokeniser, and its requests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# All that the metrics page of one engine shows, as numbers. Its scheduler and its memory put them there, and nobody else.
+# The numbers of one engine's metrics page. Only its scheduler and its memory change them.
 
-# What each histogram is of. `max_output` is the longest of the n answers to one request.
+# The histograms. `max_output` is the longest of the n answers to one request.
 HISTOGRAMS = tuple(
     "ttft inter_token tpot e2e queue inference prefill decode prompt output max_output params_max_tokens params_n step_tokens "
     "request_preemptions prefill_kv_computed".split()
@@ -24,7 +24,7 @@ VALVES = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 
 class BucketCounts:
-    """How many of what was observed fell under each edge."""
+    """The number of observed values under each edge of a histogram."""
 
     __slots__ = ("counts", "edges", "total")
 
@@ -34,7 +34,7 @@ class BucketCounts:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value; one on an edge belongs to the bucket that ends there."""
+        """Counts a value; one on an edge belongs to the bucket that ends there."""
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
 
@@ -44,7 +44,7 @@ class BucketCounts:
 
 
 class Figures:
-    """Metrics of one engine. Gauges are as of the last step, as vLLM's are."""
+    """The metrics of one engine. Gauges are those of the last step, as in vLLM."""
 
     def __init__(self, edges: Mapping[str, Sequence[float]]) -> None:
         self.running = self.waiting = self.waiting_deferred = 0
@@ -59,13 +59,13 @@ class Figures:
 
 # Words and token ids: a small tokeniser of our own, so that equal text is equal content and answers can be read back.
 #
-# No model's tokeniser: a word of up to eight letters is one token, a longer one several, and so is every mark. It counts about
-# as many tokens as Llama's does for English prose, and nothing here claims more.
+# It is no model's tokeniser: a word of up to eight letters is one token, a longer one several, and each mark is one. For
+# English prose it counts about as many tokens as Llama's, and nothing here claims more.
 
 Ids = npt.NDArray[np.int64]
 
 VOCABULARY = 32_000
-RESERVED = 1_000  # the ids below are the words that answers are made of
+RESERVED = 1_000  # answers are made of the words with smaller ids
 _PIECES = re.compile(r" ?[^\W_]{1,8}| ?[^\w\s]| ?_|\s")
 _SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "je", "ki", "lo", "mu")
 _SPLIT = np.uint64(0x9E3779B97F4A7C15)
@@ -78,7 +78,7 @@ _IDS = {word: token for token, word in enumerate(_WORDS)}
 
 
 def encode(text: str) -> list[int]:
-    """The text as token ids; equal pieces have equal ids in every process."""
+    """Returns the text as token ids; equal pieces have equal ids in every process."""
     rest = VOCABULARY - RESERVED
     return [
         RESERVED + zlib.crc32(word.encode("utf-8", "surrogatepass")) % rest if (known := _IDS.get(word)) is None else known
@@ -87,7 +87,7 @@ def encode(text: str) -> list[int]:
 
 
 def piece(token: int) -> str:
-    """The text of a token; ids that are not words of ours read as their number."""
+    """Returns the text of a token; for an id that is none of our words, its number."""
     return _WORDS[token] if 0 <= token < RESERVED else f" t{token}"
 
 
@@ -102,7 +102,7 @@ def draw(seed: int, count: int) -> Ids:
 
 
 def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Each number's digest: one bit changed changes half of the others."""
+    """Returns each number's digest: one changed bit changes half of the digest's."""
     with np.errstate(over="ignore"):
         numbers = (numbers ^ (numbers >> np.uint64(30))) * _MIX1
         numbers = (numbers ^ (numbers >> np.uint64(27))) * _MIX2
@@ -110,10 +110,10 @@ def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def content_ids(tokens: Ids, block: int) -> Ids:
-    """One number for each whole block of tokens, by what is in it."""
+    """Returns one number for each whole block of tokens, which depends only on its content."""
     blocks = tokens[: len(tokens) // block * block].reshape(-1, block).astype(np.uint64)
     with np.errstate(over="ignore"):
-        # Each place weighs differently, so that the order counts.
+        # Each place has its own weight, so that the order counts.
         weights = mixed(np.arange(1, block + 1, dtype=np.uint64) * _SPLIT) | np.uint64(1)
         return mixed((blocks * weights).sum(axis=1, dtype=np.uint64)).view(np.int64)
 
@@ -128,25 +128,25 @@ class SampleGroup:
 
 class RequestSpec(NamedTuple):
     prompt: Ids
-    output: int  # How many tokens it will produce
-    seed: int = 0  # What those tokens are drawn from
-    reason: str = "length"  # How it ends: "length" or "stop"
+    output: int  # the number of tokens it will produce
+    seed: int = 0  # of those tokens
+    reason: str = "length"  # its end: "length" or "stop"
     max_tokens: int | None = None
     priority: int = 0
     n: int = 1
-    family: SampleGroup | None = None  # Of a request that is one of n
+    family: SampleGroup | None = None  # of a request that is one of n
     shared: int | None = None
     """How many of its first tokens another request could have, too; None: any, those of the answer among them."""
 
 
 @dataclass(slots=True, eq=False)
 class EngineRequest:
-    """A request in the engine. Times are ns since the engine's start, -1 for what has not come yet."""
+    """A request in the engine. Times are ns since the engine's start, -1 for events that have not come yet."""
 
     spec: RequestSpec
     arrival_ns: int
     wake: Callable[[], None]
-    number: int = -1  # held back while the engine is paused
+    number: int = -1  # the run's number; -1 while the request is held back by a paused engine
     produced: int = 0
     cached_tokens: int = 0
     preemptions: int = 0

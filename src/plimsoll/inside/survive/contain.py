@@ -1,15 +1,15 @@
 """In the engine core: a step that ran out of device memory is dropped, and its requests are computed again in smaller steps.
 
-While all is well a step runs under one `try` and nothing else. After a failure:
+A healthy step pays for one `try` and nothing else. After a failure:
 
-    1. what the step held is read from the error's frames, which are then emptied: they hold tensors
+    1. the step's contents are read from the error's frames, which are then emptied: they hold tensors
     2. steps in flight are dropped; the worker forgets them and gives memory back
     3. every running request is preempted in its place; the prefix cache is emptied, because vLLM registers a block
        before the forward pass has written it, and a later hit would read unwritten memory
     4. the next steps are smaller (sizes.py), until calm and memory let them grow again
 
-Requests keep their tokens: nothing that was sent is sent again, and nothing is left out. An error in here is a reason to
-give up: vLLM then dies as it would have, with a line that says why.
+Requests keep their tokens: none is sent twice, and none is left out. After an error in this code containment gives up: vLLM
+then dies as it would have, with a line that says why.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from plimsoll.inside.survive import failures, report, support, worker
 from plimsoll.inside.survive.failures import StepFailure
 from plimsoll.inside.survive.sizes import Limits, OutOfMemoryStep, Sizes
 
-ARMED: list[Any] = []  # the cores of this process that are armed
+ARMED: list[Any] = []  # the armed cores of this process
 STEPS = ("step", "step_with_batch_queue")
 TELLING = "telling of containment"
 LOOK_S = 1.0  # how often a shrunken engine is looked at
-ROOM_BYTES = 64 * 2**20  # less than this more is not "memory has come back"
+ROOM_BYTES = 64 * 2**20  # the least additional free memory that counts as "memory has come back"
 
 Step = Callable[[], tuple[Any, bool]]
 
 
 class CannotContain(Exception):
-    """This failure is not one that can be contained; the text is the reason."""
+    """A failure that cannot be contained; the text is the reason."""
 
 
 class Containment:
@@ -63,14 +63,14 @@ class Containment:
         self._has_told_storm = False
 
     def step(self) -> tuple[Any, bool]:
-        """One step of vLLM's own, contained. This is all that a healthy engine pays."""
+        """Makes one step of vLLM's own, contained. A healthy engine pays for no more than this."""
         try:
             return self._own()
         except Exception as error:
             return self._contain(error)
 
     def _watched_step(self) -> tuple[Any, bool]:
-        """One step of an engine that had a failure lately: streams are seen to go on, and steps to grow."""
+        """Makes one step of an engine that had a failure lately, and watches its streams go on and its steps grow."""
         try:
             outputs, executed = self._own()
         except Exception as error:
@@ -95,11 +95,11 @@ class Containment:
         raise error
 
     def _recover(self, failure: StepFailure, error: Exception) -> dict[int, Any]:
-        """Drop what failed and go on; the outputs that must still be sent: of an aborted request, of the step before."""
+        """Drops the failed step; returns the outputs that must still be sent: an aborted request's, the previous step's."""
         now = time.monotonic()
         core, scheduler = self.core, self.core.scheduler
         plan = failures.local_of(error, STEPS, "scheduler_output")
-        # A step whose sampling waited for the tokens of the one before fails when that one's outputs are made already.
+        # If a step's sampling waited for the previous step's tokens, it fails after that step's outputs were made.
         outputs = failures.local_of(error, STEPS, "engine_core_outputs") or {}
         if outputs:
             plan = failures.local_of(error, STEPS, "deferred_scheduler_output") or plan
@@ -114,7 +114,7 @@ class Containment:
         fresh = tuple(request.request_id for request in scheduler.requests.values() if request.num_output_tokens == 0)
         answers = core.model_executor.collective_rpc(worker.forget_step, args=(fresh,))  # never with a timeout
         answer = answers[0]
-        if answer["site"] != "unknown":  # a worker of its own knows better than the call that brought its error
+        if answer["site"] != "unknown":  # a worker in its own process knows better than the call that brought its error
             failure = StepFailure(answer["site"], failure.asked_bytes, failure.free_bytes)
         recomputed = sum(request.num_computed_tokens for request in scheduler.running)
         preempted = len(scheduler.running)
@@ -150,12 +150,12 @@ class Containment:
         return outputs
 
     def _preempt_all(self, known: set[str]) -> None:
-        """Preempt every running request in its place and empty the prefix cache; settle what no output will settle."""
+        """Preempts every running request in its place, empties the prefix cache, and resets what the lost output would have."""
         core, scheduler, adapter = self.core, self.core.scheduler, self.adapter
         for request in scheduler.requests.values():
             for name in adapter.zero_before:
                 setattr(request, name, 0)
-        # The steps in flight are over: what waited for them to let go of its blocks is free.
+        # The steps in flight are over: free the blocks that waited for their end.
         scheduler.processed_step_seq = scheduler.sched_step_seq
         scheduler._drain_deferred_frees()  # noqa: SLF001
         scheduler.reset_prefix_cache(reset_running_requests=True)
@@ -168,7 +168,7 @@ class Containment:
             # The scheduler believes that the failed step has encoded its pictures.
             scheduler.reset_encoder_cache()
             core.model_executor.reset_encoder_cache()
-        # A step that failed early may have told the worker nothing: of new requests, and of finished or preempted ones.
+        # A step that failed early may not have told the worker of new, finished or preempted requests.
         scheduler.finished_req_ids |= known - scheduler.requests.keys()
         if support.runner_of(self.core.vllm_config) == support.SECOND:
             scheduler.reset_preempted_req_ids |= known & scheduler.requests.keys()
@@ -187,7 +187,7 @@ class Containment:
         self.core.scheduler.max_num_encoder_input_tokens = limits.encoder_tokens
 
     def _bring_first(self, request_id: str | None) -> None:
-        """Put a waiting request before all others; a queue by priority keeps its own order, and then there is no trial."""
+        """Puts a waiting request before all others; a queue by priority keeps its own order, and then there is no trial."""
         waiting = self.core.scheduler.waiting
         request = None if request_id is None else self.core.scheduler.requests.get(request_id)
         if request is not None and request in waiting:
@@ -200,7 +200,7 @@ class Containment:
             self._apply(self.sizes.now)
 
     def _abort(self, request_id: str, step: OutOfMemoryStep, failure: StepFailure, outputs: dict[int, Any]) -> None:
-        """End one request with an error, and add the output that tells its API server."""
+        """Ends one request with an error, and adds the output that tells its API server."""
         engine = importlib.import_module("vllm.v1.engine")
         status = importlib.import_module("vllm.v1.request").RequestStatus
         request = self.core.scheduler.requests.get(request_id)
@@ -220,7 +220,7 @@ class Containment:
             outputs[request.client_index] = engine.EngineCoreOutputs(outputs=[output])
 
     def _kind_of(self, step: OutOfMemoryStep) -> str:
-        """What of the step's requests is out of the ordinary, never their text."""
+        """Returns what is special about the step's requests: pictures, prompt_logprobs, adapter or empty; never their text."""
         if step.encoder_requests:
             return "pictures"
         requests = [self.core.scheduler.requests.get(request_id) for request_id in step.requests]
@@ -249,7 +249,7 @@ class Containment:
             return
         self._looked_at = now
         if self.sizes.wants_to_grow(now):
-            # Room: so much more memory is free than at the failure that what failed would fit; None where unknown.
+            # Room: so much more memory is free than at the failure that the failed allocation would fit; None where unknown.
             has_room: bool | None = None
             if self._free_at_failure is not None:
                 free = self.core.model_executor.collective_rpc(worker.available)[0]["free"]
@@ -265,7 +265,7 @@ class Containment:
             self.core.step_fn = self.step
 
     def _keep_items_possible(self) -> None:
-        """A picture that is larger than the encoder's bound would wait for ever: keep the bound above the largest."""
+        """Keeps the encoder's bound at least as large as the largest picture, which would wait for ever otherwise."""
         scheduler = self.core.scheduler
         if scheduler.max_num_encoder_input_tokens == self.sizes.start.encoder_tokens:
             return
@@ -275,7 +275,7 @@ class Containment:
                 bound = max(bound, _item_tokens(request, number))
         scheduler.max_num_encoder_input_tokens = min(self.sizes.start.encoder_tokens, bound)
 
-    # Telling
+    # Reporting
 
     def _tell_failure(self, step: OutOfMemoryStep, failure: StepFailure, preempted: int, recomputed: int, now: float) -> None:
         report, limits = self._told, self.sizes.now
@@ -299,7 +299,7 @@ class Containment:
         self._has_told_storm = is_storm
 
     def write(self) -> None:
-        """Bring the report up to date; a folder that cannot be written costs the report alone."""
+        """Brings the report up to date; if the folder cannot be written, only the report is lost."""
         limits, start, now = self.sizes.now, self.sizes.start, time.monotonic()
         self._told |= {
             "tokens_per_step": {"now": limits.tokens, "start": start.tokens},
@@ -312,14 +312,14 @@ class Containment:
 
 
 def own_step(core: Any) -> Step:
-    """The step function of this core without the part that arms it; what another plugin put around it stays."""
+    """Returns this core's step function without the part that arms it; another plugin's wrapper stays."""
     function: Any = getattr(core.step_fn, "__func__", None)
     step: Step = function.__wrapped__.__get__(core) if getattr(function, "is_plimsoll", False) else core.step_fn
     return step
 
 
 def surface_early(executor: Any) -> None:
-    """Let a sampling step that has failed already say so at once, as vLLM does for the forward pass.
+    """Makes a sampling step that has already failed raise at once, as vLLM does for the forward pass.
 
     Else the failure stays in its future under asynchronous scheduling, and the next step runs on tokens that nobody sampled.
     """
@@ -335,7 +335,7 @@ def surface_early(executor: Any) -> None:
 
 
 def arm(core: Any, settings: InsideSettings, version: str) -> str:
-    """Arm containment in an engine core that has just been made; empty, or the reason why it is not armed."""
+    """Arms containment in a new engine core; returns the reason where it does not, else empty."""
     core.step_fn = own_step(core)
     why = support.refusal(core, version, unproven=settings.survive == "unproven")
     if why is not None:
@@ -357,7 +357,7 @@ def arm(core: Any, settings: InsideSettings, version: str) -> str:
 
 
 def _item_tokens(request: Any, number: int) -> int:
-    """Encoder tokens of one picture, video or sound of a request; 0 where they cannot be read."""
+    """Returns the encoder tokens of one picture, video or sound of a request; 0 where they cannot be read."""
     features = getattr(request, "mm_features", None) or ()
     if request is None or number >= len(features):
         return 0

@@ -1,7 +1,7 @@
-"""Which errors are surely "the device is out of memory", and what they tell: the place, the bytes asked for, the bytes free.
+"""Finds errors that surely mean "the device is out of memory", and reads the place, the bytes asked for and the bytes free.
 
-The error reaches the engine core as torch raised it (one process), or as text that the executor wraps (several). Anything
-else, and any text that only mentions memory, is not one: vLLM then dies as it would have.
+The error reaches the engine core as torch raised it (one process), or as text that the executor wraps (several). Any other
+error, and any text that only mentions memory, does not count: vLLM then dies as it would have.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from plimsoll.inside.settings import data_table
 
-# torch's allocator; the CUDA runtime and driver where torch or Triton report them. A host that is out of memory is none.
+# torch's allocator; the CUDA runtime and driver where torch or Triton report them. A host out of memory does not match.
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory\. |CUDA error: out of memory|CUDA driver error: out of memory|Triton Error \[CUDA\]: out of memory"
 )
@@ -24,7 +24,7 @@ _WRAPPED = "Worker failed with error '"
 _ASKED = re.compile(r"Tried to allocate ([\d.]+) (B|KiB|MiB|GiB|TiB)\b")
 _FREE = re.compile(r" of which ([\d.]+) (B|KiB|MiB|GiB|TiB) is free\b")
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_DEEPEST = 400  # frames that are looked at
+_DEEPEST = 400  # frames to look at
 
 # The innermost of these functions on the stack names the place; first and second runner, 0.25 to 0.32.
 _SITES = {name: site for site, names in data_table("survive")["sites"].items() for name in names}
@@ -40,11 +40,11 @@ class StepFailure:
 
 
 def identify(error: BaseException) -> StepFailure | None:
-    """The failure, if this error or one it was raised from is surely a device out of memory; None for any other."""
+    """Returns the failure, if this error or one it was raised from surely means a device out of memory, else None."""
     for seen in _chain(error, suppressed=False):
         text = str(seen)[:4096]
         kinds = {kind.__name__ for kind in type(seen).__mro__}
-        # What a worker's process sends is text; its quotes are the executor's own. Triton raises a plain RuntimeError.
+        # A worker's process sends text, in quotes that the executor adds. Triton raises a plain RuntimeError.
         is_wrapped = type(seen) is RuntimeError and text.startswith(_WRAPPED)
         is_known = "OutOfMemoryError" in kinds or "AcceleratorError" in kinds or type(seen) is RuntimeError
         if is_known and _OUT_OF_MEMORY.match(text, len(_WRAPPED) if is_wrapped else 0):
@@ -56,7 +56,7 @@ def identify(error: BaseException) -> StepFailure | None:
 
 
 def _chain(error: BaseException, *, suppressed: bool) -> Iterator[BaseException]:
-    """The error and those it was raised from, also one that `from None` hides if asked for."""
+    """Yields the error and those it was raised from; with `suppressed` also those that `from None` hides."""
     seen: BaseException | None = error
     for _ in range(8):
         if seen is None:
@@ -67,7 +67,7 @@ def _chain(error: BaseException, *, suppressed: bool) -> Iterator[BaseException]
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """The frames that the error went through, the innermost last."""
+    """Yields the frames that the error went through, the innermost last."""
     trace = error.__traceback__
     for _ in range(_DEEPEST):
         if trace is None:
@@ -84,7 +84,7 @@ def _size(pattern: re.Pattern[str], text: str) -> int | None:
 
 
 def local_of(error: BaseException, functions: tuple[str, ...], name: str) -> Any:
-    """A local variable of the innermost function of these names that the error went through; None if there is none."""
+    """Returns a local variable of the innermost function of these names that the error went through; None without one."""
     value = None
     for frame in _frames(error):
         if frame.f_code.co_name in functions:
@@ -93,24 +93,24 @@ def local_of(error: BaseException, functions: tuple[str, ...], name: str) -> Any
 
 
 def release_frames(error: BaseException) -> None:
-    """Let go of what the error's frames hold: tensors of the failed step, which would stay on the device."""
+    """Clears the error's frames: they hold tensors of the failed step, which would stay on the device."""
     for seen in _chain(error, suppressed=True):
         traceback.clear_frames(seen.__traceback__)
 
 
 class SiteNote(logging.Filter):
-    """Reads the place of a failure from the line that a worker's process logs for it; costs nothing while all is well."""
+    """A log filter that reads a failure's place from the line that a worker's process logs for it; free while all is well."""
 
     def __init__(self) -> None:
         super().__init__()
         self.last = StepFailure()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep every line; note the failure of one that has an error with it."""
+        """Keeps every line; notes the failure of a line with an error."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             self.last = identify(error) or StepFailure()
         return True
 
 
-NOTE = SiteNote()  # one a process
+NOTE = SiteNote()  # one for each process

@@ -1,7 +1,7 @@
 """Arms containment: a general plugin of vLLM, off unless PLIMSOLL_SURVIVE is set.
 
-vLLM calls `install` in each of its processes, unless one was forked from another that it was called in. Each needs something
-else: the engine core contains, a worker notes where it failed, the API server names the reason of an aborted request.
+vLLM calls `install` in each of its processes, but not again in a forked one. Each kind of process does its own part: the engine
+core contains, a worker notes where it failed, the API server names the reason of an aborted request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ARMING = "arming containment"
 
 
 def install() -> None:
-    """Prepare this process, if PLIMSOLL_SURVIVE says so. Never raises, and does nothing the second time."""
+    """Prepares this process if PLIMSOLL_SURVIVE is set. Never raises; a second call does nothing."""
     with FAULTS.noting(ARMING):
         settings = InsideSettings()
         if not settings.survive or main_module() == INSPECTION:
@@ -43,10 +43,10 @@ def install() -> None:
 
 
 def _follow_cores(module: Any, settings: InsideSettings) -> None:
-    """Arm every engine core of this process before its first step, and keep prompts of contained steps out of the log.
+    """Arms every engine core of this process before its first step, and keeps prompts of contained steps out of the log.
 
-    A core loads its plugins while it is made, too late to follow its making: it is armed when its loop begins or, where
-    there is no loop, at its first step, which then runs as the armed one.
+    A core loads its plugins in its own constructor, too late to wrap that: it is armed when its loop begins or, where there
+    is no loop, at its first step, which then runs contained.
     """
     if getattr(module.EngineCore.step, "is_plimsoll", False):
         return
@@ -55,7 +55,7 @@ def _follow_cores(module: Any, settings: InsideSettings) -> None:
         @functools.wraps(own)
         def step(self: Any) -> Any:
             if self in _ASKED:
-                return own(self)  # called by what stands around it
+                return own(self)  # called by a wrapper around it
             _arm(self, settings)
             return self.step_fn()
 
@@ -75,7 +75,7 @@ def _follow_cores(module: Any, settings: InsideSettings) -> None:
     def dump_engine_exception(*args: Any, **kwargs: Any) -> None:
         error = sys.exc_info()[1]
         if not contain.ARMED or error is None or failures.identify(error) is None:
-            own_dump(*args, **kwargs)  # it holds prompts, and is not wanted of a failure that is contained
+            own_dump(*args, **kwargs)  # it prints prompts, and a contained failure needs no dump
 
     module.EngineCoreProc.run_busy_loop, module.dump_engine_exception = run_busy_loop, dump_engine_exception
 
@@ -93,12 +93,12 @@ def _arm(core: Any, settings: InsideSettings) -> None:
             core.step_fn = contain.own_step(core)
 
 
-# In the API server: vLLM's own words for an aborted request are "Internal server error". Its streams before 0.32 say nothing at
-# all: an error before the first token is skipped like an empty piece of a prefill, and the client reads an answer of no tokens.
+# In the API server: vLLM itself answers an aborted request with "Internal server error". Its streams before 0.32 say nothing:
+# an error before the first token is skipped like an empty piece of a prefill, and the client reads an answer without tokens.
 
 
 def install_frontend() -> None:
-    """Have the engine's client raise our reason in every endpoint; the second time does nothing. Never raises."""
+    """Makes the engine's client raise our reason in every endpoint. Never raises itself; a second call does nothing."""
     with FAULTS.noting("naming the reason of aborted requests"):
         client, failure = importlib.import_module(ENGINE).AsyncLLM, importlib.import_module(SERVING).GenerationError
         if not getattr(client.generate, "is_plimsoll", False):

@@ -1,7 +1,7 @@
-"""What containment tells: one small file of the engine core, replaced whole, that the API servers read.
+"""Containment's report: one small file of the engine core, replaced whole, that the API servers read.
 
-It lies beside the workers' figures. The core writes it when it is armed and when something has changed; reading it needs
-no call into the engine. What is read may be torn, old or somebody else's: then it is unknown.
+It is beside the workers' figures. The core writes it when it is armed and when something has changed; reading it needs
+no call into the engine. A file that is torn, old or somebody else's counts as no report.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from plimsoll.inside.figures import NUMBER, read_reports, write_report
 
 SCHEMA = "plimsoll.survive/1"
-ABORTED_KEPT = 32  # aborted requests that are named, the newest
+ABORTED_KEPT = 32  # the newest aborted requests, which are named
 _SIZE = {"now": (int, None), "start": (int, None)}
 _SHAPE = {
     "schema": SCHEMA, "armed": bool, "why": str, "contained": int, "aborted": int, "recomputed_tokens": int,
@@ -23,7 +23,7 @@ _SHAPE = {
 
 
 def unknown(why: str) -> dict[str, Any]:
-    """What is told where no engine core has reported."""
+    """Returns the report where no engine core has written one."""
     return {
         "armed": None, "why": why, "contained": 0, "aborted": 0, "recomputed_tokens": 0, "stalled_s": 0.0, "last": None,
         "tokens_per_step": {"now": None, "start": None}, "sequences": {"now": None, "start": None},
@@ -32,7 +32,7 @@ def unknown(why: str) -> dict[str, Any]:
 
 
 def write(folder: str | None, told: dict[str, Any]) -> None:
-    """Put the report where API servers find it: whole or not at all, for this user's eyes only."""
+    """Writes the report where API servers find it: whole or not at all, readable by this user only."""
     if folder is not None:
         write_report(folder, "core", SCHEMA, told)
 
@@ -42,11 +42,11 @@ def read(folder: str | None, key: int) -> list[dict[str, Any]]:
 
 
 def told(folder: str | None, key: int) -> dict[str, Any]:
-    """What all engine cores of this server tell together, as /plimsoll/state shows it."""
+    """Returns the reports of all engine cores of this server as one, as /plimsoll/state shows it."""
     lines = read(folder, key)
     if not lines:
         return unknown("no engine core has reported: is PLIMSOLL_SURVIVE=1 set and the plugin installed?")
-    # The least healthy core speaks for the size; counts add up.
+    # The sizes are those of the least healthy core; counts add up.
     first = min(lines, key=lambda line: (bool(line["armed"]), line["tokens_per_step"]["now"] or 0))
     last = max((line["last"] for line in lines if line["last"] is not None), key=lambda one: one["at"], default=None)
     if last is not None:
@@ -65,7 +65,7 @@ def told(folder: str | None, key: int) -> dict[str, Any]:
 
 
 def why_aborted(folder: str | None, key: int, request_id: str) -> str | None:
-    """Why a request was aborted, if containment did it; vLLM's core adds to the id that the API server knows."""
+    """Returns why containment aborted a request, else None. The core's id for it is the API server's with additions."""
     if not request_id:
         return None
     own = re.compile(rf"(?:^|_){re.escape(request_id)}(?:-|$)")

@@ -1,11 +1,11 @@
-"""How large the next steps may be after one ran out of memory, when they grow again, and whose request is aborted.
+"""Decides how large steps may be after one ran out of memory, when they grow again, and which request is aborted.
 
 Pure: the time and the free memory are arguments.
 
     a step fails        the next steps hold half the tokens of the one that failed, and no more sequences than tokens
     a small step fails  half of its suspects: requests that have sent no token since the trouble began
-    one suspect         runs first and alone. It fails ALONE_TRIES times: it is aborted, and the size from before is back.
-                        It sends a token: there is no culprit, memory is short for so many sequences
+    one suspect         runs first and alone. If it fails ALONE_TRIES times, it is aborted and the earlier size restored.
+                        If it sends a token, there is no culprit: memory is short for so many sequences
     calm                steps grow by half; a size that has failed is tried again only when memory has come back, or,
                         where free memory cannot be read, after a pause that doubles with every failed try
 """
@@ -31,7 +31,7 @@ LIMP_AFTER_S = 300.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What a step may hold at most."""
+    """The largest step that is allowed."""
 
     tokens: int
     sequences: int
@@ -40,23 +40,23 @@ class Limits:
 
 @dataclass(frozen=True)
 class OutOfMemoryStep:
-    """What the step held that ran out of memory."""
+    """The contents of the step that ran out of memory."""
 
     tokens: int
     requests: tuple[str, ...]
     site: str = "unknown"
-    encoder_requests: tuple[str, ...] = ()  # one entry a picture, video or sound
+    encoder_requests: tuple[str, ...] = ()  # one entry for each picture, video or sound
     largest_item: int = 0  # encoder tokens of the largest of them
 
 
 @dataclass(frozen=True)
 class ShrinkVerdict:
-    """What follows from a failed step, beside the limits of the next ones."""
+    """The consequences of a failed step, beside the limits of the next ones."""
 
     abort: str | None = None  # the request to abort
     first: str | None = None  # the request to run before all others
     pause_s: float = 0.0
-    is_over: bool = False  # too many: containment ends and vLLM dies
+    is_over: bool = False  # too many failures: containment ends and vLLM dies
 
 
 class Sizes:
@@ -73,36 +73,36 @@ class Sizes:
         self._last_failure: float | None = None
         self._changed = 0.0
         self._before = start  # the limits before this episode
-        self._worked: Limits | None = None  # the limits that held before the last growth
+        self._worked: Limits | None = None  # the limits that worked before the last growth
         self._too_large: Limits | None = None  # the smallest limits that are known to fail
         self._retry_after_s = RETRY_AFTER_S
         self._retry_at = 0.0
         self._cleared: set[str] = set()  # requests that have sent a token in this episode
         self._alone: dict[str, int] = {}  # how often each failed alone
-        self.on_trial: str | None = None  # runs alone to see whether it is to blame
+        self.on_trial: str | None = None  # the request that runs alone to see whether it is to blame
         self._is_searching = False  # one request may be to blame: sequences may grow towards it
         self._has_progress = False  # a token was sent since the last change
         self._small_since: float | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether steps are as large as at the start."""
+        """True if steps are as large as at the start."""
         return self.now == self.start
 
     def is_calm(self, now: float) -> bool:
-        """Whether the last failure is long enough ago to call its episode over."""
+        """True if the last failure is so long ago (CALM_S) that its episode is over."""
         return self._last_failure is None or now - self._last_failure > CALM_S
 
     def is_limping(self, now: float) -> bool:
-        """Whether steps have been far smaller than usual for minutes."""
+        """True if steps have been smaller than LIMP_SHARE of the start's for LIMP_AFTER_S."""
         return self._small_since is not None and now - self._small_since >= LIMP_AFTER_S
 
     def is_storm(self, now: float) -> bool:
-        """Whether there were so many failures lately that a restart is better."""
+        """True if there were so many failures lately that a restart is better."""
         return self._storm > 0 and self.failures_lately(now) >= self._storm
 
     def failures_lately(self, now: float) -> int:
-        """Failures in the last STORM_WINDOW_S."""
+        """Returns the number of failures in the last STORM_WINDOW_S."""
         while self._failures and now - self._failures[0] > STORM_WINDOW_S:
             self._failures.popleft()
         return len(self._failures)
@@ -110,7 +110,7 @@ class Sizes:
     # A failure
 
     def fail(self, step: OutOfMemoryStep, now: float) -> ShrinkVerdict:
-        """Note a failed step: `now` is what the next ones may hold."""
+        """Notes a failed step, sets `self.now` for the next ones, and returns the other consequences."""
         if self.is_calm(now):
             self._before, self.on_trial, self._is_searching = self.now, None, False
             self._cleared.clear()
@@ -118,7 +118,7 @@ class Sizes:
         self._failures.append(now)
         if self._storm > 0 and self.failures_lately(now) >= 2 * self._storm:
             return ShrinkVerdict(is_over=True)
-        # One that failed alone in a step that cannot be made smaller. An encoder takes whole pictures, whatever the tokens.
+        # Did one fail alone in a step that cannot be made smaller? An encoder takes whole pictures, whatever the tokens.
         is_encoder = step.site == "encoder" and bool(step.encoder_requests)
         suspects = step.encoder_requests if is_encoder else step.requests
         is_smallest = is_encoder or step.tokens <= self._smallest
@@ -154,7 +154,7 @@ class Sizes:
         self._retry_at = now + self._retry_after_s
 
     def _shrink_sequences(self, step: OutOfMemoryStep, now: float) -> None:
-        """A small step failed: fewer sequences, so that the one to blame, if it is one, is soon alone."""
+        """Reduces the sequences after a small step failed, so that a request that is to blame is soon alone."""
         held = min(len(step.requests), self.now.sequences)
         suspects = [request for request in step.requests if request not in self._cleared]
         self._note_too_large(replace(self.now, sequences=held))
@@ -173,7 +173,7 @@ class Sizes:
             self._set(replace(self.now, tokens=halved, sequences=fewer), now)
 
     def _go_back_to(self, worked: Limits, now: float) -> None:
-        """A size that was tried again still does not fit: back to the one that held, and wait longer."""
+        """Returns to the size that worked, because a larger one failed again, and doubles the wait before the next try."""
         self._worked = None
         self._retry_after_s = min(RETRY_MOST_S, 2 * self._retry_after_s)
         self._set(worked, now)
@@ -186,7 +186,7 @@ class Sizes:
     # Afterwards
 
     def progress(self, requests: Iterable[str]) -> None:
-        """These requests have sent a token: what they failed at before is behind them."""
+        """Notes that these requests have sent a token: their earlier failures no longer count."""
         if self.is_whole and not self._alone:
             return
         for request in requests:
@@ -197,20 +197,20 @@ class Sizes:
                 self.end_trial()  # it can run, or it was not alone
 
     def end_trial(self) -> None:
-        """The request on trial can run, has left or cannot run first: memory is short for as many as failed together."""
+        """Ends the trial: its request can run, has left or cannot run first, so memory is short for that many together."""
         self.on_trial, self._is_searching = None, False
         if self._worked is not None:
             self.now, self._worked = self._worked, None
 
     def keep_only(self, living: Collection[str]) -> None:
-        """Forget what is known of requests that have ended."""
+        """Forgets requests that have ended."""
         self._cleared.intersection_update(living)
         self._alone = {request: tries for request, tries in self._alone.items() if request in living}
         if self.on_trial is not None and self.on_trial not in living:
             self.end_trial()
 
     def wants_to_grow(self, now: float) -> bool:
-        """Whether it has been calm for long enough to try a larger size; then free memory is worth a look."""
+        """True if steps were calm for long enough to try a larger size; then the caller looks at the free memory."""
         if self.is_whole or self.on_trial is not None:
             return False
         if self._has_progress and self.now.sequences < self._sequences_for(self.now.tokens):
@@ -218,7 +218,7 @@ class Sizes:
         return now - self._changed >= GROW_AFTER_S
 
     def grow(self, now: float, *, has_room: bool | None) -> bool:
-        """Grow by one step if that is sound; `has_room`: more memory is free than at the failure, None if unknown."""
+        """Grows by one step if that is safe; `has_room`: more memory is free than at the failure, None if unknown."""
         if not self.wants_to_grow(now):
             return False
         most = self._sequences_for(self.now.tokens)
@@ -232,7 +232,7 @@ class Sizes:
         is_search = self._is_searching and larger.tokens == self.now.tokens
         if has_failed and not is_search:
             if has_room is False:
-                # Looked at again in a while; what failed with this memory would fail again.
+                # Look again later: the same size would fail again with this memory.
                 self._changed = now
                 return False
             if has_room is None and now < self._retry_at:
@@ -244,7 +244,7 @@ class Sizes:
         return True
 
     def _sequences_for(self, tokens: int) -> int:
-        """No more sequences than a step can serve, or the last ones would wait for ever."""
+        """Returns how many sequences a step of so many tokens can serve; any more would wait for ever."""
         if tokens >= self.start.tokens:
             return self.start.sequences
         return max(1, min(self.start.sequences, tokens // self._per_sequence))

@@ -1,8 +1,8 @@
-"""Where containment is armed, and in words why not elsewhere.
+"""Decides where containment is armed, and says why not elsewhere.
 
-Two questions. Is this engine built as the adapter knows it: names and parameters, checked when it is loaded. And was this
-combination shown: a release, a runner and what the engine is asked to do. What ran nowhere stays unarmed unless
-PLIMSOLL_SURVIVE=unproven says that the operator wants it all the same.
+It checks two things. Does this engine have the names and parameters that the adapter knows? And was this combination of a
+release, a runner and the engine's features proven in a run? An unproven one stays unarmed, unless the operator sets
+PLIMSOLL_SURVIVE=unproven.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST, SECOND = "first", "second"
 
 @dataclass(frozen=True)
 class Adapter:
-    """What differs between releases: counters of a request that a dropped step leaves behind."""
+    """The differences between releases: a request's counters that a dropped step leaves behind."""
 
     zero_before: tuple[str, ...]  # set to 0 before the requests are preempted
     zero_after: tuple[str, ...]  # set to 0 afterwards
@@ -33,7 +33,7 @@ FEATURES = (
 
 
 def release_of(version: str) -> tuple[int, int] | None:
-    """The first two numbers of a release, None for a development build or a fork."""
+    """Returns the first two numbers of a release; None for a development build or a fork."""
     plain = version.partition("+")[0]
     numbers = plain.split(".")
     if len(numbers) not in (2, 3) or not all(part.isdecimal() for part in numbers):
@@ -51,9 +51,9 @@ ADAPTERS = {
     for row in _TABLE["adapters"]
     for release in _releases_of(row)
 }
-# What was shown to survive, and where: docs/survive.md has the runs. A text model with greedy or sampled answers, chunked
-# prefill, prefix caching, log-probabilities and structured output is "text".
-# Each set is one combination that ran; less than that is armed, another mixture is not.
+# The combinations that were proven to survive: docs/survive.md has the runs. A text model with greedy or sampled answers,
+# chunked prefill, prefix caching, log-probabilities and structured output is "text".
+# Each set is one combination that ran; its subsets are armed, another mixture is not.
 PROVEN = {
     (release, str(row["runner"])): tuple(map(frozenset, row["with"]))
     for row in _TABLE["proven"]
@@ -64,7 +64,7 @@ _SCHEDULERS = ("vllm.v1.core.sched.scheduler", "vllm.v1.core.sched.async_schedul
 
 
 def proven_lines(version: str) -> list[str]:
-    """Where containment is armed with this release, a line a runner; or the one reason why nowhere."""
+    """Returns lines that say where containment is armed with this release, by runner; or one line that says why nowhere."""
     release = release_of(version)
     if release is None or release not in ADAPTERS:
         return [f"not armed: vLLM {version} is not known to it: it knows {_releases(ADAPTERS)}"]
@@ -88,12 +88,12 @@ def _listed(combination: frozenset[str]) -> str:
 
 
 def runner_of(config: Any) -> str:
-    """Which of vLLM's two model runners this engine uses."""
+    """Returns which of vLLM's two model runners this engine uses: FIRST or SECOND."""
     return SECOND if getattr(config, "use_v2_model_runner", False) else FIRST
 
 
 def refusal(core: Any, version: str, *, unproven: bool) -> str | None:
-    """Why containment cannot be armed in this engine core, None if it can."""
+    """Returns why containment cannot be armed in this engine core; None if it can."""
     release = release_of(version)
     if release is None or release not in ADAPTERS:
         return f"vLLM {version} is not known to it: it knows {_releases(ADAPTERS)}"
@@ -117,7 +117,7 @@ def refusal(core: Any, version: str, *, unproven: bool) -> str | None:
 
 
 def missing_names(core: Any, adapter: Adapter) -> str | None:
-    """What the adapter needs and this engine lacks; None when all is there."""
+    """Returns a sentence on the first name that the adapter needs and this engine lacks; None when all are there."""
     scheduler = core.scheduler
     for owner, names in ((core, _TABLE["core"]), (scheduler, _TABLE["scheduler"])):
         if lacking := [name for name in names if not hasattr(owner, name)]:
@@ -139,7 +139,7 @@ def missing_names(core: Any, adapter: Adapter) -> str | None:
 
 
 def _never(core: Any) -> str | None:
-    """What no adapter can contain."""
+    """Returns why no adapter could contain this engine's failures; None if one could."""
     config, scheduler = core.vllm_config, core.scheduler
     parallel = config.parallel_config
     if parallel.world_size > 1:
@@ -169,7 +169,7 @@ def _never(core: Any) -> str | None:
 
 
 def features_of(core: Any) -> list[str]:
-    """What this engine is asked to do, in the words of PROVEN."""
+    """Returns the features that this engine uses, in the order of FEATURES."""
     config = core.vllm_config
     model, drafts = config.model_config, config.speculative_config
     is_queued = core.batch_queue is not None
@@ -195,13 +195,13 @@ def features_of(core: Any) -> list[str]:
 
 
 def _has_state(core: Any) -> bool:
-    """Whether any layer keeps a recurrent state instead of a cache of keys and values."""
+    """True if any layer keeps a recurrent state instead of a cache of keys and values."""
     groups = getattr(getattr(core.scheduler, "kv_cache_config", None), "kv_cache_groups", ())
     return any(kind.__name__ == "MambaSpec" for group in groups for kind in type(getattr(group, "kv_cache_spec", None)).__mro__)
 
 
 def state_block(core: Any) -> int:
-    """Tokens of a Mamba block where prompts are cut at such blocks: a smaller step makes no progress there. Else 0."""
+    """Returns a Mamba block's tokens where prompts are cut at such blocks (a smaller step makes no progress there), else 0."""
     if not _has_state(core) or not getattr(core.scheduler, "need_mamba_block_aligned_split", True):
         return 0
     cache = core.vllm_config.cache_config

@@ -1,4 +1,4 @@
-"""What a worker does about a step that ran out of memory: it forgets the step, gives memory back and says what it knows.
+"""The worker's part after a step ran out of memory: it forgets the step, gives memory back and reports to the engine core.
 
 Called by the engine core through the executor, between two steps, in the worker's own thread. An error here is not
 caught: the engine core then gives up, and vLLM dies as it would have.
@@ -18,9 +18,9 @@ SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
 
 
 def forget_step(worker: Any, fresh: tuple[str, ...]) -> dict[str, Any]:
-    """Take back what the failed step left behind; `fresh`: requests of which no token has been sent yet.
+    """Undoes what the failed step left behind; `fresh`: requests that have sent no token yet.
 
-    Returns the place of the failure (where this is a process of its own), the requests this worker knows, and memory.
+    Returns the place of the failure (if this is a process of its own), the requests this worker knows, and the free memory.
     """
     worker = getattr(worker, "worker", worker)  # vLLM wraps it
     runner = worker.model_runner
@@ -48,9 +48,9 @@ def forget_step(worker: Any, fresh: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _forget_first(runner: Any, fresh: tuple[str, ...]) -> None:
-    """The first runner keeps requests over a preemption, and with them what the dropped steps did to them."""
+    """Undoes the dropped steps' changes to requests in the first runner, which keeps requests over a preemption."""
     batch = runner.input_batch
-    # Tokens of a step that was dropped: they would be put into the next step's input, or into its penalties.
+    # A dropped step's tokens: they would get into the next step's input, or into its penalties.
     batch.prev_sampled_token_ids = batch.prev_req_id_to_index = None
     batch.sampled_token_ids_cpu = batch.async_copy_ready_event = None
     for name in _DRAFTS:
@@ -61,13 +61,13 @@ def _forget_first(runner: Any, fresh: tuple[str, ...]) -> None:
         wanted = getattr(getattr(request, "sampling_params", None), "prompt_logprobs", None)
         if request is None or wanted is None:
             continue
-        # They may have been finished in a step whose output never arrived.
+        # The prompt's log-probabilities may have been finished in a step whose output never arrived.
         runner.num_prompt_logprobs[request_id] = batch.vocab_size if wanted == -1 else wanted
         request.in_progress_prompt_logprobs_cpu = None
 
 
 def available(worker: Any) -> dict[str, Any]:
-    """Bytes of the device that a step could have: free ones, and those that torch holds and nobody uses."""
+    """Returns the bytes that a step could use: the device's free ones, and those that torch holds unused; None without CUDA."""
     worker = getattr(worker, "worker", worker)
     torch = sys.modules["torch"]
     if getattr(worker.device, "type", None) != "cuda":

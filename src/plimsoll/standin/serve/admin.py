@@ -1,4 +1,4 @@
-"""The endpoints that steer an engine, which vLLM has in its development mode alone."""
+"""The endpoints that control an engine, which vLLM has only in its development mode."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from plimsoll.standin.engine import SLEEP_STATES
 from plimsoll.standin.serve.protocol import Json, checked, dead, plain
 from plimsoll.standin.serve.service import Service
 
-PARTS = {"weights", "kv_cache"}  # an engine is awake when all of it is
-LOOK_S = 0.01  # how often a pause that waits looks whether all is done
-SETTLE_S = 0.02  # vLLM waits so long, too, for what was aborted to be answered
+PARTS = {"weights", "kv_cache"}  # an engine is awake when both are
+LOOK_S = 0.01  # how often a waiting pause looks whether all requests have ended
+SETTLE_S = 0.02  # for aborted requests to be answered; vLLM waits as long
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -56,7 +56,7 @@ async def pause(service: Service, request: Request) -> Response:
 
 
 async def _quiet(service: Service, mode: str, act: Callable[[], None]) -> None:
-    """Do it, and with what is in flight what the mode says; back when that is done."""
+    """Runs `act`, and in the mode `wait` waits until the requests in flight have ended."""
     if service.engine.is_dead:
         raise dead()
     there = [choice.request for choice in service.states.values() if choice.request is not None]
@@ -78,9 +78,9 @@ async def is_paused(service: Service, _request: Request) -> Response:
 
 
 async def sleep(service: Service, request: Request) -> Response:
-    """POST /sleep. Without --enable-sleep-mode vLLM's allocator has nothing to put away: it says that it sleeps.
+    """Answers POST /sleep. Without --enable-sleep-mode vLLM only says that it sleeps, and keeps its memory.
 
-    It keeps its memory then; only torch's free segments go back to the device.
+    Then only torch's free segments go back to the device.
     """
     query = _query(request, SleepQuery)
 
@@ -120,19 +120,19 @@ async def reset_prefix_cache(service: Service, request: Request) -> Response:
 
 
 async def reset_nothing(_service: Service, _request: Request) -> Response:
-    """A cache that a stand-in does not have is empty already."""
+    """Answers a reset of a cache that a stand-in does not have; it is empty already."""
     return Response()
 
 
 async def abort_requests(service: Service, request: Request) -> Response:
-    """POST /abort_requests: those that are named, or all."""
+    """Answers POST /abort_requests: aborts the named requests, or all."""
     names = (await _object(request, "Invalid JSON format")).get("request_ids")
     chosen = list(service.states.values())
     count = len(chosen)
     if names:
         if not (isinstance(names, str) or (isinstance(names, list) and all(isinstance(name, str | int) for name in names))):
             raise plain(400, "'request_ids' must be a list of strings")
-        # vLLM counts the names that it was given, known or not, and of a single one the letters.
+        # vLLM counts the given names, known or not; for a single name given as a string it counts the letters.
         wanted = {names} if isinstance(names, str) else set(names)
         chosen = [one for one in chosen if wanted & {one.name, one.name.rpartition("-")[0]}]
         count = len(names)
@@ -141,13 +141,13 @@ async def abort_requests(service: Service, request: Request) -> Response:
 
 
 async def collective_rpc(service: Service, request: Request) -> Response:
-    """POST /collective_rpc: what the probe's extension adds to a worker."""
+    """Answers POST /collective_rpc: the methods that the probe adds to a worker."""
     method = (await _object(request, None)).get("method")
     if method is None:
         raise plain(400, "Missing 'method' in request body")
     if method == "plimsoll_figures":
         workers = service.engine.worker_figures(service.driver.now_ns())
-        # Whoever reads the figures knows how old they are; whoever writes them does not.
+        # Readers add the figures' age; the worker that writes them does not know it.
         return Json({"results": [{k: v for k, v in one.items() if k not in ("age_s", "alive")} for one in workers]})
     if method == "plimsoll_compact":
         return Json({"results": service.engine.compact(service.driver.now_ns())})

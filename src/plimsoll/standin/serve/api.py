@@ -1,4 +1,4 @@
-"""The app of one server: Starlette's, as vLLM's is, with its routes and the layers that vLLM has around them."""
+"""The Starlette app of one server, with vLLM's routes and the layers that vLLM has around them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from plimsoll.standin.serve.service import Service
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
-# POST /tokenize and /detokenize, and what only looks.
+# POST /tokenize and /detokenize, and the endpoints that only read.
 
 TOKENIZE: TypeAdapter[protocol.TokenizeTextRequest | protocol.TokenizeChatRequest] = TypeAdapter(
     protocol.TokenizeTextRequest | protocol.TokenizeChatRequest
@@ -105,7 +105,7 @@ async def health(service: Service, _request: Request) -> Response:
     return Response(status_code=503 if service.engine.is_dead else 200)
 
 
-# POST, DELETE and GET under /standin/: faults while a stand-in runs, and what it is like; only for who has the token.
+# POST, DELETE and GET under /standin/: faults while a stand-in runs, and its state; they need the token.
 
 KNOWN = ("kind", "at_s", "for_s", "value")
 
@@ -119,7 +119,7 @@ def _check_token(service: Service, request: Request) -> None:
 
 
 async def faults(service: Service, request: Request) -> Response:
-    """The faults that there are, after one was added or some were taken back."""
+    """Adds a fault (POST) or removes some (DELETE), and answers the faults that there are."""
     _check_token(service, request)
     if request.method != "GET":
         body = await request.body()
@@ -180,16 +180,16 @@ async def state(service: Service, request: Request) -> Response:
 
 # The layers.
 
-GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # what --api-key is asked for
-LOOK_S = 0.1  # how soon a slow answer sees that it need not be slow any more
+GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # the paths that need --api-key
+LOOK_S = 0.1  # how soon a slow answer notices that the fault is over or the client gone
 
 
 class Authentication:
-    """Asks for the key where vLLM does; it is compared in constant time."""
+    """The layer that requires the API key where vLLM does; it compares in constant time."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self.app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys if key]  # an empty one is none in vLLM, too
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys if key]  # vLLM ignores an empty key, too
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_guarded = self._digests and scope["type"] in ("http", "websocket") and scope.get("method") != "OPTIONS"
@@ -204,7 +204,7 @@ class Authentication:
 
 
 class SlowLoris:
-    """Sends bodies one byte at a time while the fault is on, and to whoever is still there."""
+    """The layer that sends bodies one byte at a time while the fault is on and the client is there."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -221,7 +221,7 @@ class SlowLoris:
             while len(body) > 1 and (leaving is None or not leaving.done()) and (pause_s := self._pause_s()) is not None:
                 await send({"type": "http.response.body", "body": body[:1], "more_body": True})
                 body = body[1:]
-                # By now the client's own body was read, or is of no interest.
+                # By now the app has read the client's body, or does not want it.
                 leaving = leaving or asyncio.create_task(until_gone(receive))
                 end = time.monotonic() + pause_s
                 while (left := end - time.monotonic()) > 0 and not leaving.done() and self._pause_s() is not None:
@@ -236,18 +236,18 @@ class SlowLoris:
         return None
 
     def _pause_s(self) -> float | None:
-        """Behind each byte; None while answers are not slow."""
+        """Returns the seconds to wait after each byte; None while answers are not slow."""
         driver = self._service.driver
         slow = self._service.engine.faults.active("slow-loris", driver.now_ns())
         return None if slow is None else slow.value / driver.speed
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=499)  # the client left before it had said what it wants
+    return Response(status_code=499)  # the client left before its request was complete
 
 
 def make_app(service: Service, metrics: Metrics, middleware: Sequence[Middleware]) -> Starlette:
-    """The app; `middleware` are those of --middleware, the outermost first."""
+    """Returns the app; `middleware` are those of --middleware, the outermost first."""
     endpoints: dict[str, tuple[str, Endpoint]] = {
         "/v1/completions": ("POST", create_completion),
         "/v1/chat/completions": ("POST", create_chat_completion),
@@ -270,14 +270,14 @@ def make_app(service: Service, metrics: Metrics, middleware: Sequence[Middleware
         route.methods = set(methods.split())  # FastAPI's routes do not answer HEAD where they answer GET
         routes.append(route)
     mounted = Mount("/metrics", metrics.answer_mounted)
-    mounted.path_regex = re.compile("^/metrics(?P<path>.*)$")  # as in vLLM: not to be redirected
+    mounted.path_regex = re.compile("^/metrics(?P<path>.*)$")  # without a redirect, as in vLLM
     app = Starlette(
         routes=[*routes, mounted],
         middleware=[
             Middleware(SlowLoris, service),
             *middleware,
             Middleware(Authentication, service.options.api_keys),
-            Middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"]),  # no browser from elsewhere
+            Middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"]),  # no origin is allowed
             Middleware(Counting, metrics.http, frozenset(endpoints)),
         ],
         exception_handlers={

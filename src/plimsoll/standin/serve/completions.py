@@ -1,4 +1,4 @@
-"""POST /v1/completions and /v1/chat/completions: what they take and answer, streamed or whole."""
+"""POST /v1/completions and /v1/chat/completions: their requests and answers, streamed or whole."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from plimsoll.standin.serve.protocol import ChatRequest, CompletionRequest, Http
 from plimsoll.standin.serve.service import Choice, Service
 
 ROLE = "assistant"
-STRIDE = 389  # between the tokens that are named beside the drawn one
+STRIDE = 389  # between the drawn token and the others in its log probabilities
 
 
-# Log probabilities in vLLM's shapes. No model is behind them: they are drawn from the token, the same each time.
+# Log probabilities in vLLM's shapes. There is no model: they are computed from the token, the same each time.
 
 
 def _ranked(token: int, count: int) -> list[tuple[int, float]]:
-    """The drawn token first, then as many others, each less likely."""
+    """Returns `count` tokens with their log probabilities, at least one: the drawn token, then others, each less likely."""
     first = -0.05 - (token * 7919 % 1000) / 1000
     return [((token + place * STRIDE) % RESERVED if place else token, first - 0.75 * place) for place in range(max(1, count))]
 
 
 def _prompt_logprobs(generation: Generation, ids: list[int]) -> list[dict[str, Any] | None] | None:
-    """Those of a prompt's tokens, where they are wanted; None for the first."""
+    """Returns the log probabilities of a prompt's tokens, None for the first; None where they are not wanted."""
     count = generation.prompt_logprobs
     if count is None:
         return None
@@ -43,7 +43,7 @@ def _prompt_logprobs(generation: Generation, ids: list[int]) -> list[dict[str, A
 
 
 class Completion(Generation):
-    """An answer of /v1/completions. `echo` is "first" where the prompt stands before it, "only" where that is all."""
+    """An answer of /v1/completions. `echo` is "first" where it begins with the prompt, "only" where the prompt is all."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
     text_key = b'"text":"'
@@ -55,7 +55,7 @@ class Completion(Generation):
             http, asked, n=asked.n, max_tokens=asked.max_tokens, logprobs=count, prompt_logprobs=count if asked.echo else None
         )
         self.echo = "" if not asked.echo else "only" if asked.max_tokens == 0 else "first"
-        self._offsets: dict[int, int] = {}  # by the choice: how much of its text was told
+        self._offsets: dict[int, int] = {}  # for each choice, how much of its text was sent
 
     @property
     def is_plain(self) -> bool:
@@ -98,7 +98,7 @@ class Completion(Generation):
         return self.prompt_of(choice).text + text if self.echo and is_first else text
 
     def _logprobs(self, choice: Choice, ids: list[int], offset: int, *, is_first: bool) -> dict[str, Any] | None:
-        """Of the tokens that are shown: with the prompt's, where it is shown, too; `offset` is where in the text they begin."""
+        """Returns the log probabilities of the shown tokens, an echoed prompt's too; they begin at `offset` in the text."""
         if self.logprobs is None:
             return None
         echoes = bool(self.echo) and is_first
@@ -106,7 +106,7 @@ class Completion(Generation):
         columns: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for place, token in enumerate([*prompt, *([] if echoes and self.echo == "only" else ids)]):
             text, ranked = piece(token), _ranked(token, self.logprobs)
-            has_none = echoes and place == 0  # the very beginning of a prompt follows from nothing
+            has_none = echoes and place == 0  # nothing precedes a prompt's first token
             columns["text_offset"].append(offset)
             columns["token_logprobs"].append(None if has_none else ranked[0][1])
             columns["tokens"].append(text)
@@ -187,7 +187,7 @@ class ChatCompletion(Generation):
 
 
 async def invoke(service: Service, request: Request) -> Response:
-    """POST /invocations, which SageMaker calls: either of them, by what is in it."""
+    """Answers POST /invocations, which SageMaker calls: a chat where the body has messages, else a completion."""
     body = await protocol.json_body(request)
     return await (create_chat_completion if "messages" in body else create_completion)(service, request, body)
 
@@ -234,7 +234,7 @@ async def create_chat_completion(service: Service, request: Request, body: dict[
 
 
 def chat_text(messages: Sequence[dict[str, Any]], *, adds_prompt: bool) -> str:
-    """The messages as one text, by a template of our own: the next turn's text begins with the last one's."""
+    """Returns the messages as one text, by a template of our own: the next turn's text begins with this one's."""
     if not messages:
         raise HttpRefusal(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
     text = "".join(f"<|{message['role']}|>\n{_content(message.get('content'))}\n" for message in messages)

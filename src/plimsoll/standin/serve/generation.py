@@ -1,4 +1,4 @@
-"""One client's request from its parameters to the last token: checked, handed to the engine, waited for, taken back."""
+"""One client's request from its parameters to the last token: checked, submitted to the engine, answered or aborted."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from plimsoll.standin.serve.service import Choice, Service, Waiter
 MOST_SEQUENCES = 16_384  # VLLM_MAX_N_SEQUENCES
 MOST_LOGPROBS = 20
 GREEDY_BELOW = 1e-5  # of the temperature
-PRIORITY = 2**31 - 1  # the scheduler's own numbers; who comes with larger ones is first or last all the same
-SHORT = 64  # who asks for so few tokens gets them all: models seldom end so early
+PRIORITY = 2**31 - 1  # the scheduler's largest number; larger priorities are cut to it
+SHORT = 64  # a request for so few tokens gets them all: models seldom end so early
 MEAN_LENGTH, SPREAD = 200.0, 0.8  # of answers that end by themselves: log-normal
-HANDED_IN_AT_ONCE = 64  # then others have a turn
+HANDED_IN_AT_ONCE = 64  # then other coroutines have a turn
 PIECES = tuple(piece(token).encode() for token in range(RESERVED))  # letters and a blank: nothing that JSON would escape
 LONGEST_PIECE = 9  # letters of a token, with the blank before it
 
-# Texts to token ids without making others wait: what is long is taken apart in a thread, piece by piece.
+# Texts to token ids without making others wait: a long text is encoded in a thread, piece by piece.
 
 LONG = 256 * 1024  # letters; so many take some 50 ms
-PIECE = 16 * 1024  # a thread holds the interpreter for as long as one of these takes
+PIECE = 16 * 1024  # letters; a thread holds the interpreter while it encodes a piece
 _BLANK = re.compile(r"\s")
 
 
@@ -48,7 +48,7 @@ async def words_of(ids: list[int]) -> list[str]:
 
 
 def encoded_in_pieces(text: str, size: int = PIECE) -> list[int]:
-    """The same tokens: every white letter begins one, so a text may be cut before it."""
+    """Returns the same tokens as `encode`: each whitespace character begins a token, so a text may be cut before it."""
     ids: list[int] = []
     begin = 0
     while begin < len(text):
@@ -74,7 +74,7 @@ class Prompt:
 async def prompt_of(
     service: Service, asked: GenerationRequest, prompt: str | list[int], max_tokens: int | None, name: str = "max_tokens"
 ) -> Prompt:
-    """A prompt that fits, with the room it leaves; `name` is the field that `max_tokens` came from."""
+    """Returns a prompt that fits, with the room it leaves; `name` is the field that `max_tokens` came from."""
     config = service.engine.config
     limit, wanted = config.max_model_len, asked.truncate_prompt_tokens
     if max_tokens is not None and max_tokens > limit:
@@ -82,7 +82,7 @@ async def prompt_of(
         raise invalid(says, name, max_tokens)
     is_text = isinstance(prompt, str)
     if isinstance(prompt, str):
-        if len(prompt) > limit * LONGEST_PIECE and wanted is None:  # it need not be taken apart to know that it is too long
+        if len(prompt) > limit * LONGEST_PIECE and wanted is None:  # too long without counting its tokens
             raise invalid(
                 f"This model's maximum context length is {limit} tokens. However, your prompt contains {len(prompt)} "
                 f"characters (more than {limit * LONGEST_PIECE} characters, which is the upper bound for {limit} input "
@@ -90,7 +90,7 @@ async def prompt_of(
                 "input_text",
                 len(prompt),
             )
-        await asyncio.sleep(0)  # there may be a thousand of them
+        await asyncio.sleep(0)  # there may be a thousand prompts
         ids = await encoded(prompt)
     else:
         ids = prompt
@@ -105,7 +105,7 @@ async def prompt_of(
         kept = limit - 1 if wanted < 0 else wanted  # -1 leaves room for one token of an answer
         ids = ids[max(0, len(ids) - kept) :] if asked.truncation_side == "left" else ids[:kept]
     if len(ids) > limit:
-        tokens = limit + 1 if is_text else len(ids)  # of a text vLLM counts no further
+        tokens = limit + 1 if is_text else len(ids)  # vLLM counts no further in a text
         count = f"at least {tokens}" if tokens == limit + 1 else str(tokens)
         raise invalid(
             f"This model's maximum context length is {limit} tokens. However, your prompt contains {count} input tokens, "
@@ -123,7 +123,7 @@ async def prompt_of(
 
 
 def check_bounds(asked: GenerationRequest, n: int, logprobs: int | None, most: int, vocabulary: int) -> None:
-    """Checks that vLLM makes once it knows the prompt; `most` is how many tokens it may produce."""
+    """Makes the checks that vLLM makes once it knows the prompt; `most` is how many tokens the request may produce."""
     defaults = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0,
                 "top_k": 0, "min_p": 0.0}  # fmt: skip
     value = {name: default if getattr(asked, name) is None else getattr(asked, name) for name, default in defaults.items()}
@@ -140,7 +140,7 @@ def check_bounds(asked: GenerationRequest, n: int, logprobs: int | None, most: i
     penalty, temperature, top_p, top_k, min_p = (value[name] for name in tuple(value)[2:])
     too_many = "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
     least = asked.min_tokens
-    # What must not be, what vLLM says of it, and the parameter and value that it names behind its message, where it does.
+    # A forbidden condition, vLLM's message for it, and the parameter that the message names with its value, if any.
     wrongs: list[tuple[bool, str, str | None]] = [
         (n < 1, f"n must be at least 1, got {n}.", None),
         (n > MOST_SEQUENCES, f"n must be at most {MOST_SEQUENCES}, got {n}. {too_many}", None),
@@ -176,7 +176,7 @@ def check_bounds(asked: GenerationRequest, n: int, logprobs: int | None, most: i
 
 @dataclass(slots=True)
 class AnswerText:
-    """An answer's text where stop strings are looked for: what is told of it, held back until it is known to be kept."""
+    """The text of an answer with stop strings or tokens; its end is held back while a stop string could still cut it."""
 
     _whole: str
     _ends: list[int]
@@ -184,7 +184,7 @@ class AnswerText:
     _told: int = 0
 
     def until(self, tokens: int, *, is_over: bool) -> bytes:
-        """The text that is new after so many tokens, ready for JSON."""
+        """Returns the new text after so many tokens, ready for JSON."""
         seen = self._ends[tokens - 1] if tokens else 0
         end = min(len(self._whole), seen if is_over else max(self._told, seen - self._hold))
         new, self._told = self._whole[self._told : end], max(self._told, end)
@@ -192,13 +192,13 @@ class AnswerText:
 
 
 class Generation:
-    """The choices of one request, in the order in which they are answered. Each endpoint says how they are shown."""
+    """The choices of one request, in the order of their answers. Each endpoint's subclass says how they are shown."""
 
     prefix: ClassVar[str]  # of the request's name
     kind: ClassVar[str]  # of a whole answer
     chunk_kind: ClassVar[str]
-    text_key: ClassVar[bytes]  # what stands before the text of a plain event, and behind it
-    plain_end: ClassVar[bytes]
+    text_key: ClassVar[bytes]  # the bytes before the text of a plain event
+    plain_end: ClassVar[bytes]  # and those after it
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Generation:
         self.http, self.asked = http, asked
         self.service: Service = http.app.state.service
         self.n, self.logprobs = n, logprobs
-        self.max_tokens = max_tokens  # the most, as it was asked for; None for as many as fit
+        self.max_tokens = max_tokens  # the request's own limit; None for as many as fit
         self.prompt_logprobs = asked.prompt_logprobs if asked.prompt_logprobs is not None else prompt_logprobs
         self.name = f"{self.prefix}-{http.headers.get('x-request-id') or asked.request_id or uuid.uuid4().hex[:16]}"
         self.created = int(time.time())
@@ -223,14 +223,14 @@ class Generation:
         self._watch: asyncio.Task[None] | None = None
         options, forces_usage = asked.stream_options, self.service.options.forces_usage
         self.tells_usage = forces_usage or bool(options and options.include_usage)
-        # With every event of a stream
+        # Usage with every event of a stream
         self.tells_usage_always = forces_usage or bool(options and options.include_usage and options.continuous_usage_stats)
 
     def top(self, kind: str) -> dict[str, Any]:
         return {"id": self.name, "object": kind, "created": self.created, "model": self.service.names[0]}
 
     def whole(self) -> dict[str, Any]:
-        """All of a finished answer, its keys in vLLM's order."""
+        """Returns a whole finished answer, its keys in vLLM's order."""
         return {
             **self.top(self.kind),
             "choices": [self.whole_choice(choice) for choice in self.choices],
@@ -253,7 +253,7 @@ class Generation:
         return b""
 
     def event(self, choice: Choice, ids: list[int], text: str, *, is_first: bool) -> dict[str, Any]:
-        """The choice of an event that says more than its text; nothing of one that ended before it began."""
+        """Returns the choice of an event that has more than its text; empty for a choice that ended before its first token."""
         raise NotImplementedError
 
     def usage_of(self, choice: Choice) -> dict[str, Any]:
@@ -319,20 +319,20 @@ class Generation:
         return (wanted, "stop") if wanted < most else (most, "length")
 
     def _cut_at_stop(self, choice: Choice, seed: int, output: int, reason: str) -> tuple[int, str]:
-        """What will be drawn is known: so is where the first stop string or token in it ends it."""
+        """Returns the length and reason of an answer cut at its first stop string or token; its text is known beforehand."""
         asked, stops, stop_ids = self.asked, self.asked.stops, frozenset(self.asked.stop_token_ids or ())
         keeps = asked.include_stop_str_in_output
         ids: list[int] = draw(seed, output).tolist()
         ends = np.cumsum([len(PIECES[token]) for token in ids]).tolist()
         whole = decode(ids)
-        # One that ends within the first min_tokens is not seen; one that only begins there is.
+        # A stop string that ends within the first min_tokens does not count; one that only begins there does.
         least = ends[min(asked.min_tokens, output) - 1] if asked.min_tokens else 0
         stops_at = [(at, text) for text in stops if (at := whole.find(text, max(0, least + 1 - len(text)))) >= 0]
         stop_at, stop = min(stops_at, key=lambda one: one[0] + len(one[1]), default=(len(whole), ""))
-        # The tokens until the one in which it ends.
+        # The tokens up to the one in which the stop string ends.
         tokens = int(np.searchsorted(ends, stop_at + len(stop))) + 1 if stop else output
         marked = next((place for place in range(asked.min_tokens, output) if ids[place] in stop_ids), None)
-        # A stop token is not read where it is not kept: then no string can end in it.
+        # A stop token's text is not searched where it is not kept: then no stop string can end in it.
         if marked is not None and (marked + 1 < tokens or (marked + 1 == tokens and not (stop and keeps))):
             choice.stop = ids[marked]
             last = marked if keeps else marked - 1
@@ -344,7 +344,7 @@ class Generation:
         return tokens, reason
 
     async def news(self) -> list[Choice]:
-        """The choices that have something new; none when all is told or the client has gone."""
+        """Waits for the choices that have something new and returns them; none when all is sent or the client has gone."""
         while not self.waiter.is_gone:
             changed = [choice for choice in self.choices if choice.has_news]
             if changed:
@@ -356,7 +356,7 @@ class Generation:
         return []
 
     def raise_if_failed(self, choices: Iterable[Choice]) -> None:
-        """Refused where it was the engine that ended one."""
+        """Raises HttpRefusal where the engine has ended one of these with an error."""
         if any(choice.finish == "error" for choice in choices):
             raise dead() if self.service.engine.is_dead else HttpRefusal(500, "Internal server error", "InternalServerError")
 
@@ -370,7 +370,7 @@ class Generation:
         return self.prompts[choice.index // self.n]
 
     def usage(self, *, is_whole: bool = False) -> dict[str, Any]:
-        """All the tokens of it, as far as they were told; with details in a whole answer, or where the server shows them."""
+        """Returns the tokens sent so far; with details in a whole answer, or where the server shows them."""
         counts = usage(sum(len(prompt.ids) for prompt in self.prompts), sum(choice.sent for choice in self.choices))
         details: dict[str, Any] | None = None
         if self.service.options.has_prompt_tokens_details:
@@ -387,7 +387,7 @@ def usage(prompt: int, output: int) -> dict[str, Any]:
 
 
 def tell(choice: Choice) -> tuple[list[int], bytes]:
-    """The tokens that are new, and their text, ready for JSON; they count as told."""
+    """Returns the new tokens and their text, ready for JSON, and counts them as sent."""
     request = choice.request
     assert request is not None, "it was handed in"
     produced, sent = request.produced, choice.sent
@@ -408,7 +408,7 @@ async def until_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """The events of one generation. The usual one is put together from three pieces of bytes: there are thousands a second."""
+    """The events of one generation. A plain one is put together from three pieces of bytes: there are thousands a second."""
 
     media_type = "text/event-stream"
 
@@ -422,7 +422,7 @@ class EventStream(Response):
         self._is_plain = generation.is_plain
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send them as they come; an error that comes amid them is the last."""
+        """Sends the events as they come; an error among them is the last."""
         generation = self._generation
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -437,7 +437,7 @@ class EventStream(Response):
                     last = {"choices": [], "usage": generation.usage(), "system_fingerprint": generation.service.fingerprint}
                     tail = event_of({**self._top, **last})
             except HttpRefusal as error:
-                tail = b"data: " + json.dumps(error.body).encode() + b"\n\n"  # which vLLM writes with blanks
+                tail = b"data: " + json.dumps(error.body).encode() + b"\n\n"  # with blanks, as in vLLM
             await send({"type": "http.response.body", "body": tail + b"data: [DONE]\n\n", "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

@@ -1,4 +1,4 @@
-"""GET /metrics: the page of the engine's figures, the gate's behind it, what faults make of it, and how HTTP is counted."""
+"""GET /metrics: the page of the engine's figures, then the gate's, with the faults of the page and the counts of HTTP."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from plimsoll.standin.serve.service import Service
 
 OLD_KIND = b"text/plain; version=0.0.4; charset=utf-8"
 CUT_AT = 0.6  # of the page
-HUGE_LINES = 1500  # of a page without end that are in memory at once: 64 KiB
+HUGE_LINES = 1500  # of a huge page that are in memory at once: 64 KiB
 LIES = ("NaN", "+Inf", "-1.0", "-Inf", "1e+308")
 MISSING = ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
-# Requests for these leave no trace on the page; a path that has one of them anywhere in it does not either.
+# Requests for these are not counted, nor are those for a path with one of them anywhere in it.
 NOT_COUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info")
 FINE_EDGES = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0,
@@ -42,7 +42,7 @@ _COARSE = "Latency with only few buckets by handler. Made to be only used if agg
 
 
 class HttpFigures:
-    """The requests that a server has answered, told apart as the library does that vLLM counts them with."""
+    """The counts of a server's answered requests, with the labels of the library that vLLM counts them with."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         help_text, by = "Total number of requests by method, status and handler.", ("method", "status", "handler")
@@ -58,7 +58,7 @@ class HttpFigures:
 
 
 class Counting:
-    """The layer that counts answers; `paths` are the server's own, every other one counts as none."""
+    """The layer that counts answers; `paths` are the server's own, any other path counts as "none"."""
 
     def __init__(self, app: ASGIApp, http: HttpFigures, paths: Collection[str]) -> None:
         self.app = app
@@ -96,16 +96,16 @@ def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 
 class ProcessFigures(ProcessCollector):
-    """The process of this server. One of a fleet shares it with the others: what all of them use together is left out."""
+    """The figures of this server's process. A fleet shares one process: then the figures of the whole process are left out."""
 
     def __init__(self, added: Callable[[], int], *, is_alone: bool, registry: CollectorRegistry) -> None:
-        """`added`: host memory that a fault pretends to hold."""
+        """`added`: the bytes of host memory that a fault pretends to hold."""
         self._added = added
         self._is_alone = is_alone
         super().__init__(registry=registry)
 
     def collect(self) -> Iterable[Metric]:
-        """The figures now; where the kernel tells nothing of a process (no /proc) there are none."""
+        """Yields the figures now; none where the system has no /proc."""
         for metric in super().collect():
             if metric.name == "process_resident_memory_bytes":
                 metric.samples = [sample._replace(value=sample.value + self._added()) for sample in metric.samples]
@@ -118,7 +118,7 @@ class Metrics:
     def __init__(
         self, service: Service, more: CollectorRegistry | None = None, *, has_stats: bool = True, is_alone: bool = True
     ) -> None:
-        """`more` is what stands behind vLLM's own: the gate's. Without `has_stats` the engine tells nothing of itself.
+        """`more` are the gate's metrics, after vLLM's own. Without `has_stats` the engine shows no metrics.
 
         `is_alone`: no other server is in this process.
         """
@@ -160,20 +160,20 @@ class Metrics:
         return Response(body, headers=headers)
 
     async def answer_mounted(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """What vLLM has mounted behind its own route for the page answers every other method, with an older kind of text."""
+        """Answers every other method on the page's path, like the app that vLLM mounts there: with an older content type."""
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", OLD_KIND)]})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else self.text()})
 
 
 async def _flood(first: bytes, size: int) -> AsyncIterator[bytes]:
-    """A page that goes on and on; never more than a piece of it is in memory, and nobody else waits for its end."""
+    """Yields a huge page; never more than a piece of it is in memory, and other clients do not wait for its end."""
     yield first[:size]
     sent, number = len(first), 0
     while sent < size:
         piece = b"".join(b'vllm:standin_padding{number="%d"} 1.0\n' % one for one in range(number, number + HUGE_LINES))
         yield piece[: size - sent]
         sent, number = sent + len(piece), number + HUGE_LINES
-        await asyncio.sleep(0)  # whoever has left takes everything at once
+        await asyncio.sleep(0)  # a client that has left takes every piece at once
 
 
 def cut(body: bytes) -> bytes:
@@ -182,7 +182,7 @@ def cut(body: bytes) -> bytes:
 
 
 def lie(body: bytes) -> bytes:
-    """A page of which nothing can be believed: no numbers, infinities, negative counters, and some of it missing."""
+    """Returns the page with unbelievable values: NaN, infinities, negative counters, and with some metrics missing."""
     lines: list[str] = []
     for number, line in enumerate(body.decode().splitlines()):
         if not any(name in line for name in MISSING):

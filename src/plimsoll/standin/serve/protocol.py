@@ -1,6 +1,6 @@
-"""What a body may hold, as pydantic models like those behind vLLM's API, and its ways of saying no.
+"""The request bodies, as pydantic models like those behind vLLM's API, and the refusals.
 
-The fields and the order of their checks are vLLM's, as far as the stand-in acts on them; others are ignored, as there.
+The fields and the order of their checks are vLLM's, as far as the stand-in uses them; others are ignored, as in vLLM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 STOPPED = "cannot schedule new futures after shutdown"
 MOST_SHOWN = 10  # problems in one answer
-MOST_INPUT = 200  # letters of what was sent
+MOST_INPUT = 200  # letters of a sent value
 MOST_ERROR = 1000
 MOST_PROMPTS = 1024  # VLLM_MAX_COMPLETION_PROMPTS
 MOST_SALT = 128
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class HttpRefusal(Exception):
-    """A request that is answered with an error in vLLM's shape."""
+    """A refused request, which is answered with an error in vLLM's shape."""
 
     def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(message)
@@ -37,14 +37,14 @@ class HttpRefusal(Exception):
 
 
 def invalid(message: str, param: str | None = None, value: object = None) -> HttpRefusal:
-    """400: a value that vLLM itself refuses; it names the parameter and the value behind its message."""
+    """Returns a 400 for a value that vLLM itself refuses; the message ends with the parameter and the value."""
     extras = [f"parameter={param}"] if param is not None else []
     extras += [f"value={value}"] if value is not None else []
     return HttpRefusal(400, f"{message} ({', '.join(extras)})" if extras else message, param=param)
 
 
 def plain(status: int, message: str) -> HttpRefusal:
-    """An error that is known by its status alone."""
+    """Returns an error whose type is the phrase of its status."""
     return HttpRefusal(status, message, HTTPStatus(status).phrase)
 
 
@@ -53,7 +53,7 @@ def dead() -> HttpRefusal:
 
 
 def dumped(value: Any) -> bytes:
-    """JSON without blanks and with letters as they are; a lone surrogate becomes a `?`."""
+    """Returns JSON without blanks and without escaped letters; a lone surrogate becomes a `?`."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
@@ -63,7 +63,7 @@ class Json(JSONResponse):
 
 
 async def answer_refusal(request: Request, refused: Exception) -> Response:
-    """Answer a Refused; whoever met a dead engine is the one by whom vLLM notices."""
+    """Answers an HttpRefusal; one for a dead engine calls `on_death`, since vLLM notices the death by such a request."""
     assert isinstance(refused, HttpRefusal)
     if str(refused) == DEAD:
         request.app.state.service.on_death()
@@ -71,26 +71,26 @@ async def answer_refusal(request: Request, refused: Exception) -> Response:
 
 
 async def answer_framework(_request: Request, error: Exception) -> Response:
-    """Answer as the framework beneath vLLM does: no such path, not that method."""
+    """Answers an unknown path or method as the framework beneath vLLM does."""
     assert isinstance(error, HTTPException)
     return Json({"detail": error.detail}, error.status_code, headers=error.headers)
 
 
 async def answer_mistake(_request: Request, error: Exception) -> Response:
-    """Answer anything else with 500; it comes from outside all other layers."""
+    """Answers any other exception with 500, from outside all other layers."""
     return Json(HttpRefusal(500, str(error), "InternalServerError").body, 500)
 
 
-# Checking: pydantic's problems as vLLM words them.
+# Checking: pydantic's problems in vLLM's words.
 
-# Parts of pydantic's places that name a kind of value and no field; whatever has a bracket is one, too.
+# Parts of pydantic's locations that name a kind of value and no field; any part with a bracket is one, too.
 KINDS_OF_VALUES = frozenset(
     "str int bool ResponseFormat StructuralTag LegacyStructuralTag TokenizeTextRequest TokenizeChatRequest".split()
 )
 
 
 def checked(validate: Callable[..., T], value: object, where: str = "body") -> T:
-    """The value as the model has it that validates it; Refused with everything that is wrong."""
+    """Returns the validated value. Raises HttpRefusal with all problems."""
     try:
         return validate(value, from_attributes=True)
     except ValidationError as error:
@@ -99,7 +99,7 @@ def checked(validate: Callable[..., T], value: object, where: str = "body") -> T
 
 
 def refusal(problems: list[dict[str, Any]]) -> HttpRefusal:
-    """400 with the problems, ten at most."""
+    """Returns a 400 with the problems, ten at most."""
     label = "error" if len(problems) == 1 else "errors"
     shown = []
     for problem in problems[:MOST_SHOWN]:
@@ -162,7 +162,7 @@ class LegacyStructuralTag(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """The fields that both endpoints have; `n` and `max_tokens` are each endpoint's own."""
+    """The fields that both endpoints share; each endpoint has its own `n` and `max_tokens`."""
 
     model: str | None = None
     frequency_penalty: float | None = None
@@ -210,7 +210,7 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="before")
     @classmethod
     def check_before(cls, body: Any) -> Any:
-        """Checks that vLLM makes before it looks at types."""
+        """Makes the checks that vLLM makes before it looks at types."""
         prompt = body.get("prompt")
         if isinstance(prompt, list) and prompt and not all(type(one) is int for one in prompt) and len(prompt) > MOST_PROMPTS:
             raise invalid(
@@ -224,7 +224,7 @@ class CompletionRequest(GenerationRequest):
         return body
 
 
-# As the kinds of messages are called there, and what each must have. A role of any name is one of the seventh kind.
+# vLLM's names for the kinds of messages, and the fields that each must have. A message of any other role is a Custom one.
 Message = Annotated[
     dict[str, Any],
     GetPydanticSchema(

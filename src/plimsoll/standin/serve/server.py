@@ -44,19 +44,19 @@ from plimsoll.standin.serve.service import ClientView, Driver, Service, one_toke
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 5  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE
-LAST_ANSWERS_S = 3  # that clients have to take what is left for them
+LAST_ANSWERS_S = 3  # for clients to take the rest of their answers
 COMPILING = "plimsoll: compiling the scheduler; this happens once and takes about 20 s"
-LAST_WORDS_S = 1  # that whoever answers has to see that nobody is there any more
+LAST_WORDS_S = 1  # for the app to notice that its clients have gone
 
 
 class StartFailed(PlimsollError):
-    """Nobody can listen there, or what was to stand before the engine did not come up; vLLM ends with the same code."""
+    """The address cannot be used, or a middleware failed to start; vLLM ends with the same exit code."""
 
     exit_code = 1
 
 
 class Port:
-    """Nobody is let in before `open`: a client is refused, as it is by vLLM while it starts."""
+    """A bound port that refuses clients until `open`, as vLLM does while it starts."""
 
     def __init__(self, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -71,7 +71,7 @@ class Port:
         self.server: uvicorn.Server | None = None
 
     async def open(self, app: ASGIApp, *, root_path: str = "", has_access_log: bool = False) -> None:
-        """Let clients in. uvicorn's own loop would look ten times a second for each of a fleet, and take the signals."""
+        """Lets clients in, without uvicorn's own loop: it would wake ten times a second per server, and take the signals."""
         config = uvicorn.Config(
             app,
             ws="none",
@@ -94,7 +94,7 @@ class Port:
         self.server = server
 
     async def close(self) -> None:
-        """Let nobody in any more, and leave when the last answer is sent; who does not take it is cut off."""
+        """Refuses new clients, and returns when the last answer is sent; a client that does not take it is cut off."""
         if self.server is None:
             self._socket.close()
             return
@@ -110,7 +110,7 @@ class Port:
         self.server = None
 
 
-# Puts one server together: its app, and the middlewares that it was told to have.
+# Puts one server together: its app and the middlewares of its flags.
 
 
 def assemble(
@@ -122,9 +122,9 @@ def assemble(
     is_alone: bool = True,
     settings: InsideSettings | None = None,
 ) -> Starlette:
-    """The app, with its service and its engine client in its state.
+    """Returns the app, with its service and its engine client in its state.
 
-    `has_probe`: the workers tell their memory, as with the gate's extension; `settings` are the gate's. `is_alone`: no other
+    `has_probe`: the workers report their memory, as with the Probe extension; `settings` are the gate's. `is_alone`: no other
     server is in this process.
     """
     service = Service(driver, options)
@@ -143,11 +143,11 @@ def assemble(
             return Gate(app, settings, client.alone(registry), one_token)
         try:
             return middleware(app)
-        except Exception as error:  # somebody else's code
+        except Exception as error:  # a user's own middleware
             says = " ".join(f"{type(error).__name__}: {error}".split())
             raise StartFailed(f"--middleware {path}: {says}") from error
 
-    # The last one named stands outermost, as in vLLM.
+    # The last one named is the outermost, as in vLLM.
     layers = [Middleware(layer, path) for path in reversed(options.middleware)]
     app = make_app(service, Metrics(service, registry, has_stats=has_stats, is_alone=is_alone), layers)
     app.state.engine_client = client
@@ -156,12 +156,12 @@ def assemble(
     return app
 
 
-# The life of one server: it starts, or fails to; serves; dies with its engine or is stopped; and what its log says of it.
+# The life of one server and its log: it starts or fails to start, serves, and dies with its engine or is stopped.
 
 WATCHDOG_S = 5.0  # how often vLLM looks whether its engine has died
 TEARDOWN_S = 0.5
 LOOK_S = 0.02
-SHORTEST_S = 0.1  # between two lines of throughput, however fast time passes: a log is for somebody to read
+SHORTEST_S = 0.1  # between two lines of throughput, however fast time passes: people read the log
 HAS_ENDED, HAS_FAILED = 0, 1
 
 
@@ -172,7 +172,7 @@ def say(lines: Iterable[StartLogLine], release: str) -> None:
 
 
 async def say_in_time(lines: Iterable[StartLogLine], seconds: float, release: str) -> None:
-    """Print each line when its share of the time has passed; back when all of it has."""
+    """Prints each line when its share of the time has passed; returns when all of it has."""
     began = time.monotonic()
     for line in lines:
         await asyncio.sleep(max(0.0, began + min(1.0, line.share) * seconds - time.monotonic()))
@@ -255,7 +255,7 @@ class Life:
         if self.launch.stays_when_dead:
             while not self._is_stopped:
                 await asyncio.sleep(LOOK_S)
-        # Where a client was told that the engine is dead vLLM leaves then, without waiting for its watchdog.
+        # Once a client was told that the engine is dead, vLLM ends without waiting for its watchdog.
         end = began + watchdog_s * (1 + int((time.monotonic() - began) / watchdog_s))
         while time.monotonic() < end and not self._is_met_dead and not self._is_stopped:
             await asyncio.sleep(min(LOOK_S, watchdog_s))
@@ -270,10 +270,10 @@ class Life:
         while service.states and not service.engine.is_dead and time.monotonic() < end:
             await asyncio.sleep(LOOK_S)
         if service.states:
-            # vLLM ends its engine then, and whoever still waits finds it dead.
+            # vLLM ends its engine then, and clients that still wait find it dead.
             service.engine.die("the time for a shutdown has passed")
             service.driver.turn()
-        # vLLM takes down its engine first, which takes seconds: answers that are ready meanwhile go out as any other.
+        # vLLM ends its engine first, which takes seconds: answers that are ready meanwhile are still sent.
         await asyncio.sleep(TEARDOWN_S / self._speed)
         await self.port.close()
         self._tell("stopped")
@@ -304,7 +304,7 @@ class Life:
 
 
 def serve(launches: Sequence[Launchable], *, speed: float = 1.0, faults: Sequence[Fault] = ()) -> int:
-    """Serve until all have ended or a signal stops them; returns the exit code of the process."""
+    """Serves until all have ended or a signal stops them; returns the exit code of the process."""
     first = launches[0]
     if first.failure is not None:
         lines, seconds = failed_lines(first.log, first.failure), first.log.seconds / speed
@@ -314,7 +314,7 @@ def serve(launches: Sequence[Launchable], *, speed: float = 1.0, faults: Sequenc
     with contextlib.suppress(ValueError, OSError):  # as many sockets as this user may have, as vLLM does
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with telling(lambda: print(COMPILING, file=sys.stderr, flush=True)):
-        # A request to an engine that is thrown away: the scheduler is compiled at its first step, which clients would wait for.
+        # A request to a throwaway engine: the scheduler is compiled at its first step, and clients would wait for it.
         engine = StandinEngine(first.config)
         engine.submit(RequestSpec(np.arange(first.config.settings.block_size, dtype=np.int64), 2), 0)
         engine.advance(NS)
@@ -355,7 +355,7 @@ async def _serve(launches: Sequence[Launchable], speed: float, faults: Sequence[
                     await life.port.server.on_tick(0)
 
     dates = loop.create_task(keep_dates())
-    gc.freeze()  # what is here stays: later collections need not look at it
+    gc.freeze()  # the present objects stay: later collections need not look at them
 
     async def lived(life: Life) -> int:
         code = await life.run()
@@ -369,7 +369,7 @@ async def _serve(launches: Sequence[Launchable], speed: float, faults: Sequence[
 
 
 def _fails_again(times: int, port: int) -> bool:
-    """Whether a start on this port has not failed often enough: each start is a process of its own, so a file counts."""
+    """True if starts on this port have failed fewer than `times` times; a file counts, since each start is a process."""
     folder = places.run_folder(InsideSettings().folder)
     if folder is None:
         return True

@@ -1,4 +1,4 @@
-"""One server without its routes: the time its engine runs in, the answers in the making, and the client that the gate sees."""
+"""One server without its routes: its engine's time, its unfinished answers, and the engine client that the gate sees."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from plimsoll.standin.request import EngineRequest, RequestSpec
 from plimsoll.standin.serve.protocol import HttpRefusal, dead, plain
 
 LOG = logging.getLogger("vllm.standin")
-SHORTEST_PAUSE_S = 0.0005  # between two turns: with time scaled a thousandfold the loop has other things to do, too
+SHORTEST_PAUSE_S = 0.0005  # between two turns: the event loop has other work, even with time scaled a thousandfold
 LONGEST_PAUSE_S = 3600.0
 QUEUE_FULL = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 TOKENS_FULL = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
-WOKEN_AT_ONCE = 64  # then whoever else waits has a turn: a step may wake a thousand streams, and somebody scrapes metrics
+WOKEN_AT_ONCE = 64  # then others have a turn: a step may wake a thousand streams, and a scrape should not wait for all
 
 
 def _nothing(*_told: object) -> None: ...
 
 
 class Driver:
-    """One engine's time. `clock` counts real ns; the engine's time began at 0 when the driver was started."""
+    """Runs one engine in real or scaled time. `clock` counts real ns; the engine's time begins at 0 with `start`."""
 
     def __init__(self, engine: StandinEngine, clock: Callable[[], int], speed: float = 1.0) -> None:
         self.engine = engine
@@ -51,7 +51,7 @@ class Driver:
         self._is_waking = False
 
     def start(self) -> None:
-        """The engine is ready: its time begins, and what is due of itself (faults) will happen."""
+        """Begins the engine's time; from here on faults happen when they are due."""
         if self._origin_ns is None:
             self._origin_ns = self._clock()
         self.plan()
@@ -63,7 +63,7 @@ class Driver:
     def now_ns(self) -> int:
         if self._origin_ns is None:
             return 0
-        # What is due is due at a moment of the engine's time; a turn may have been made for one that rounding puts later.
+        # Never before the engine's own time: rounding may put a moment later for which a turn was already made.
         return max(self.engine.now_ns, int((self._clock() - self._origin_ns) * self.speed))
 
     def submit(self, spec: RequestSpec, wake: Callable[[], None]) -> EngineRequest:
@@ -79,17 +79,17 @@ class Driver:
         self._timer = None
         try:
             self.engine.advance(self.now_ns())
-        except Exception as error:  # of the stand-in's own: without another turn everybody would wait for ever
+        except Exception as error:  # the stand-in's own bug: without another turn all clients would wait for ever
             says = "a mistake of the stand-in's own"
             died_of = " ".join(f"{type(error).__name__}: {error}".split())
             LOG.error("plimsoll: %s; its engine ends: %s", says, died_of)
             self.engine.die(f"{says}: {died_of}")
-            self.engine.advance(self.engine.now_ns)  # a dead one only wakes who waits
+            self.engine.advance(self.engine.now_ns)  # a dead engine only wakes its waiting requests
         self.on_turn()
         self.plan()
 
     def wake_soon(self, wake: Callable[[], None]) -> None:
-        """Call it in one of the next turns of the loop, in the order of asking."""
+        """Calls `wake` in one of the next turns of the loop, in the order of these calls."""
         self._to_wake.append(wake)
         if not self._is_waking:
             self._is_waking = True
@@ -103,7 +103,7 @@ class Driver:
             asyncio.get_running_loop().call_soon(self._wake_some)
 
     def plan(self) -> None:
-        """Set the timer anew; to be called after everything that may change what is due."""
+        """Sets the timer anew; call it after every change that may move the next event."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -121,18 +121,18 @@ class Driver:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One answer in the making: a request of the engine. The gate looks at these as it does at vLLM's own."""
+    """One unfinished answer: a request of the engine. The gate reads these like vLLM's own."""
 
     name: str
     index: int
     prompt_len: int
     _hear: Waiter
     _service: Service
-    key: str = ""  # by which it is found among those that are with the engine: clients may use a name twice
+    key: str = ""  # its key among the engine's requests: clients may use a name twice
     request: EngineRequest | None = None
-    sent: int = 0  # tokens that the client has been told of
-    is_over: bool = False  # and that it has ended
-    is_streamed: bool = True  # else its client need not be told before it has ended
+    sent: int = 0  # tokens that were sent to the client
+    is_over: bool = False  # True once its end was sent
+    is_streamed: bool = True  # False: its client gets nothing before its end
     stop: str | int | None = None
     text: Any = None
 
@@ -162,7 +162,7 @@ class Choice:
 
 
 class Waiter(asyncio.Event):
-    """Where the one coroutine of a client's request waits; woken once for any number of calls."""
+    """The event that the one coroutine of a client's request waits for; any number of calls wake it once."""
 
     is_gone = False  # the client
 
@@ -186,7 +186,7 @@ class Service:
         self._handed_in = 0
         self.is_stopping = False
         self.load = 0
-        self.woken: set[str] = set()  # parts of a sleeping engine
+        self.woken: set[str] = set()  # the parts of a sleeping engine that are awake
         self.on_death: Callable[[], None] = _nothing  # a client has met a dead engine
         self.on_give_up: Callable[[EngineRequest], None] = _nothing  # a client has gone
         self.on_sleep: Callable[[int | None], None] = _nothing  # at a level, or awake
@@ -194,26 +194,26 @@ class Service:
         self.fingerprint = f"vllm-{engine.config.release}-{engine.config.seed & 0xFFFFFFFF:08x}"
 
     def check_model(self, name: object) -> None:
-        """404 for a model that it does not serve; no name is any."""
+        """Raises a 404 for a model that it does not serve; a request without a name takes any model."""
         if name and name not in self.names:
             message = f"The model `{name}` does not exist. Valid aliases: {', '.join(self.names)}."
             raise HttpRefusal(404, message, "NotFoundError", "model")
 
     def admit(self, count: int) -> None:
-        """Refuse what must be refused before an answer begins: the engine is dead, or the queue is full."""
+        """Raises the refusals that come before an answer begins: the engine is dead, or the queue is full."""
         if self.engine.is_dead:
             raise dead()
         limits, rejected = self.options, self.engine.figures.rejected
         if limits.max_num_queued_reqs is not None and len(self.states) + count > limits.max_num_queued_reqs:
             rejected["max_num_queued_reqs"] += 1
             raise plain(503, QUEUE_FULL)
-        queued = sum(choice.prompt_len for choice in self.states.values() if choice.is_prefilling)  # they have no token yet
+        queued = sum(choice.prompt_len for choice in self.states.values() if choice.is_prefilling)  # without a token yet
         if limits.max_num_queued_tokens is not None and queued >= limits.max_num_queued_tokens:
             rejected["max_num_queued_tokens"] += 1
             raise plain(503, TOKENS_FULL)
 
     def submit(self, choice: Choice, spec: RequestSpec) -> None:
-        """Hand it to the engine. One that is told to end takes nothing new, and says so by ending it at once."""
+        """Submits a choice to the engine; while the server stops, ends it at once instead."""
         if self.is_stopping:
             choice.request = EngineRequest(spec, self.driver.now_ns(), choice.wake)
             choice.request.finish = "abort"
@@ -243,7 +243,7 @@ class Service:
                 self.driver.abort(choice.request, is_told=True)
 
 
-one_token = functools.partial(canary_fails, params=())  # the gate's own test; a stand-in needs no parameters of vLLM's
+one_token = functools.partial(canary_fails, params=())  # the gate's canary request; a stand-in needs no vLLM parameters
 
 
 class StandinScheduler:
@@ -297,7 +297,7 @@ class ClientView:
             return self._knobs.answer(order)
 
         def hear_of_leaving(request: EngineRequest) -> None:
-            """A request whose client has gone: vLLM's own loggers are not told, the gate's hooks tell it there."""
+            """Notes a request whose client has gone; in vLLM the gate's hooks do so, since its loggers do not hear of it."""
             self.pulse.note_finished(len(request.spec.prompt), None)
             if RECORDER.is_on:
                 now_ns, speed = service.driver.now_ns(), service.driver.speed
@@ -315,7 +315,7 @@ class ClientView:
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        """Run it in every worker: those calls of the probe that a stand-in can make."""
+        """Runs one of the probe's methods in every worker, as far as a stand-in can."""
         del timeout, args, kwargs
         if method == "plimsoll_snapshot":
             refused = "a stand-in has no torch to take a memory snapshot of"
@@ -327,7 +327,7 @@ class ClientView:
         return results
 
     async def generate(self, prompt: dict[str, Any], params: object, request_id: str) -> AsyncIterator[int]:
-        """The first token of an answer to these token ids: all that the gate's canary request wants."""
+        """Yields once, at the first token of an answer to these token ids: the gate's canary request needs no more."""
         del params
         service, waiter = self._service, Waiter()
         ids = np.array(prompt["prompt_token_ids"], dtype=np.int64)
@@ -342,14 +342,14 @@ class ClientView:
             service.give_up([choice])
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Take nothing new. What is there ends now, or without a timeout of 0 by itself."""
+        """Takes no new requests; without a timeout aborts the present ones, else lets them end by themselves."""
         service = self._service
         service.is_stopping = True
         if not timeout:
             service.abort(list(service.states.values()))
 
     def alone(self, registry: Any) -> Alone:
-        """The parts that a gate around this server has for itself."""
+        """Returns the objects of this server that its gate uses instead of its process's."""
         engine, driver = self._service.engine, self._service.driver
         return Alone(
             self.pulse,
@@ -359,7 +359,7 @@ class ClientView:
         )
 
     def _hear(self, ended: Sequence[EngineRequest], prompt_tokens: int, generated: int) -> None:
-        """One step, or a few, in the shape in which vLLM tells its stat loggers."""
+        """Passes one step, or a few, to the stat logger in vLLM's form."""
         figures, speed = self._service.engine.figures, self._service.driver.speed
         self._knobs.after_step(prompt_tokens + generated)
         self._knobs.before_step()
@@ -379,7 +379,7 @@ class ClientView:
 
 
 def _finished(request: EngineRequest, speed: float, now_ns: int | None = None) -> SimpleNamespace:
-    """vLLM's figures of a request that has ended; times as a client saw them, not as the engine counts them."""
+    """Returns vLLM's figures of an ended request; times are those that a client saw, not the engine's own."""
     end = request.finished_ns if now_ns is None else now_ns
     ids: list[int] | None = request.spec.prompt.tolist() if RECORDER.wants_prefixes else None
 
