@@ -1,14 +1,14 @@
-"""Whether any request that a command admits can exceed the card: the worst step against what is left for it.
+"""Certifies that no request a command admits can exceed the card: compares the worst step with the memory left for it.
 
     room  = what no weight, cache, graph or context holds, at the low end of every band, with what vLLM's profile reserved
     alive = what stays allocated through a step's phases
     spare = room - pieces - alive: all that one phase of a step may take
 
 A step runs its phases one after another: adapters, encoder, forward pass, sampler, prompt log-probabilities, drafter. What a
-phase frees the next one may take again, so the phases are not added: each stands on what stays alive through all of them. A
-kind of request is closed when the most of it that one step can hold fits into the spare memory. A bound may be too high, never
-too low: every band is taken at its bad end and the bad ends are added. Allocations were counted in vLLM's source, 0.25.1 to
-0.32.0.
+phase frees the next one may take again, so the phases are not added: each comes on top of what stays alive through all of
+them. A kind of request is closed when the most of it that one step can hold fits into the spare memory. A bound may be too
+high, never too low: every band is taken at its bad end and the bad ends are added. Allocations were counted in vLLM's source,
+0.25.1 to 0.32.0.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _EARLY_ON_SECOND = ("Inkling", "KimiK3", "LongcatFlashNgram", "DeepseekV4")
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What the command says of the requests it takes, beside the ledger's settings."""
+    """The command's limits on requests, beside the ledger's settings."""
 
     max_logprobs: int = 20  # -1: the whole vocabulary
     max_pixels: int | None = None
@@ -70,7 +70,7 @@ class RequestLimits:
 
 
 def read_limits(flags: Flags, environment: Mapping[str, str]) -> RequestLimits:
-    """What --max-logprobs and its like allow; flags that change the step in ways nobody counted are named."""
+    """Returns what --max-logprobs and its like allow, and the flags that change the step in ways nobody counted."""
     kwargs = flags.mapping("--mm-processor-kwargs")
     size = kwargs.get("size")
     pixels = kwargs.get("max_pixels", size.get("longest_edge") if isinstance(size, dict) else None)
@@ -175,11 +175,11 @@ class LargestStep:
 
     @property
     def runner(self) -> str:
-        """Where the model runner of this command lives in vLLM."""
+        """The path of this command's model runner in vLLM's source."""
         return "v1/worker/gpu/model_runner.py" if self.settings.v2_runner else "v1/worker/gpu_model_runner.py"
 
     def term(self, part: str, name: str, size: int) -> CertificateTerm:
-        """A line of the account, with where vLLM has it."""
+        """A line of the account, with the place of its allocation in vLLM's source."""
         return CertificateTerm(name, size, filled(_TEXTS[part][name], {"runner": self.runner}))
 
     @property
@@ -188,7 +188,7 @@ class LargestStep:
 
     @property
     def profiles_encoder(self) -> bool:
-        """Whether vLLM's profile run held a full batch of the encoder, so that the budget has room for it."""
+        """True if vLLM's profile run held a full batch of the encoder, so that the budget has room for it."""
         runs = not self.settings.v2_runner or era_of(self.settings.release).does(Behaviour.CONSUMED_MEMORY)
         return runs and not self.settings.skips_mm_profiling and not self.settings.has_fixed_cache
 
@@ -204,24 +204,24 @@ class LargestStep:
 
     @property
     def embedding_bytes(self) -> int:
-        """What an encoder puts out for one token."""
+        """An encoder's output for one token, in bytes."""
         return self.shape.hidden_size * DEEPSTACK.get(self.shape.model_type, 1) * self.batch.dtype_bytes
 
     @property
     def sampler_bytes(self) -> int:
-        """The sampler over every row, with whatever a request may ask of it but penalties and many log-probabilities."""
+        """The sampler's bytes for every row, with all that a request may ask of it but penalties and many log-probabilities."""
         per_entry = SAMPLER_SECOND if self.settings.v2_runner else SAMPLER_FIRST
         rows = max(self.rows * per_entry, min(self.rows, SORTED_ROWS) * SORTED_BYTES)
         return rows * self.vocabulary + self.rows * (ceil_div(self.vocabulary, 8) + TOKEN_IDS * BYTES_PER_CHOICE)
 
     @property
     def choice_row(self) -> int:
-        """The result for one token: an id and a figure for each choice, and the rank."""
+        """Bytes of the result for one token: an id and a figure for each choice, and the rank."""
         return 12 * (1 + self.choices) + 8
 
     @property
     def held_bytes(self) -> int:
-        """What one token of a prompt that is read in several steps holds until the last: a view keeps all rows of its step."""
+        """Bytes that a token of a prompt read in several steps holds until the last one: a view keeps all rows of its step."""
         chunk = max(1, self.batch.tokens - self.rows)
         if threshold := self.settings.long_prefill_token_threshold:
             chunk = max(1, min(chunk, threshold))
@@ -229,7 +229,7 @@ class LargestStep:
 
 
 def residents_of(step: LargestStep, held_tokens: int) -> list[CertificateTerm]:
-    """What stays alive while any phase runs, with so many prompt tokens whose log-probabilities wait for their prompt's end."""
+    """Returns the memory alive in every phase; `held_tokens` prompt tokens keep log-probabilities until their prompt's end."""
     settings, batch, vocabulary = step.settings, step.batch, step.vocabulary
     kernel_rows = min(step.rows, batch.multiprocessors)
     workspace = persistent(step.shape, batch, era_of(settings.release))
@@ -255,7 +255,7 @@ def residents_of(step: LargestStep, held_tokens: int) -> list[CertificateTerm]:
 def _phase(
     step: LargestStep, kind: str, most: int, per: int, fixed: int = 0, *, why: str = "why", covered: bool = False, **values: Any
 ) -> Phase:
-    """The phase of that name in the runner of this step; `why` names the reason that holds."""
+    """The phase of that name in the runner of this step; `why` names the reason to print."""
     row = _TEXTS["phases"][kind]
     source = row.get("second", row["first"]) if step.settings.v2_runner else row["first"]
     reason = filled(row[why], values)
@@ -369,7 +369,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is certified, or what stands in the way."""
+    """The certificate of a command, or the terms and kinds of request that prevent one."""
 
     ledger: Ledger
     step: LargestStep
@@ -397,18 +397,18 @@ class Certificate:
 
     @property
     def certified(self) -> bool:
-        """Whether no admitted request can exceed the card; never so while a term is unknown."""
+        """True if no admitted request can exceed the card; False while a term is unknown."""
         return self.starts and self.ledger.fits and not self.unknown and not self.open_kinds
 
     @property
     def free_at_start(self) -> int:
-        """What vLLM's snapshot finds free at the least: the card's low end, less neighbours, less the largest context."""
+        """The least that vLLM's snapshot finds free: the card's low end, less neighbours, less the largest context."""
         return self.ledger.card.low_bytes - self.ledger.card.used_bytes - self.ledger.context.high
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: a command, with all that is needed to ask again with other settings."""
+    """A command to certify, with all that is needed to certify it again with other settings."""
 
     model: ModelFacts
     settings: Settings
@@ -443,7 +443,7 @@ def certificate_of(
 
 
 def assess(question: Question) -> Certificate:
-    """The same without looking for what closes a kind."""
+    """The certificate without the flags that close the open kinds."""
     model, settings = question.model, question.settings
     ledger = question.replan(settings)
     step = LargestStep(settings, model.shape, question.limits, batch_of(settings))
@@ -466,7 +466,7 @@ def assess(question: Question) -> Certificate:
 
 
 def _room(ledger: Ledger, step: LargestStep) -> Iterator[tuple[str, int]]:
-    """What is left for a step's transient memory, term by term; every band at its bad end."""
+    """Yields the terms whose sum is left for a step's transient memory; every band at its bad end."""
     card, settings = ledger.card, ledger.settings
     yield "card, low end", card.low_bytes
     yield "neighbours", -card.used_bytes
@@ -499,10 +499,10 @@ def _smallest(phase: Phase, spare: int) -> int | None:
 
 
 def _with_held(step: LargestStep, left: int) -> tuple[list[CertificateTerm], list[Kind]]:
-    """What stays alive, and the kinds beside it.
+    """Returns the memory that stays alive, and the kinds beside it.
 
-    Where prompt log-probabilities can exceed the card they are that kind's to answer for: of the others' memory they take what
-    the prompts below the smallest hold.
+    Where prompt log-probabilities can exceed the card, only their own kind reports it: the other kinds are judged beside the
+    log-probabilities that prompts below the smallest such request hold.
     """
     # Two prompts of full length wait at once, or those of all rows where long prompts take turns.
     held = step.batch.context * (step.settings.max_num_seqs if step.settings.long_prefill_token_threshold else 2)
@@ -547,7 +547,7 @@ def _batch_kind(step: LargestStep, ledger: Ledger, room: int, replan: Replan) ->
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The largest number that fits, where `low` is taken to and `high` does not."""
+    """The largest number that fits; `low` is assumed to fit and `high` is known not to."""
     return low + bisect_left(range(low + 1, high), 1, key=lambda number: not fits(number))
 
 
@@ -572,7 +572,7 @@ def _closes(kind: str, question: Question) -> str:
         if least < now and closed(least):
             flag = f"--{field.replace('_', '-')} {_largest(least, now, closed)}"
     elif kind in ("logprobs", "prompt_logprobs"):
-        # --max-logprobs bounds how many, and refuses neither `logprobs: 0` nor `prompt_logprobs: 0`.
+        # --max-logprobs bounds their number; it refuses neither `logprobs: 0` nor `prompt_logprobs: 0`.
         most = question.limits.max_logprobs
         fewer = [replace(question.limits, max_logprobs=count) for count in (20, 5, 0) if most < 0 or count < most]
         tried = (limits for limits in fewer if _is_closed(kind, assess(replace(question, limits=limits))))
@@ -592,7 +592,7 @@ def _closes(kind: str, question: Question) -> str:
 
 
 def _is_closed(kind: str | None, certificate: Certificate) -> bool:
-    """Whether a kind (None: every kind) cannot exceed the card any more, with a cache that still serves."""
+    """True if the kind (None: every kind) cannot exceed the card any more, with a cache that still serves."""
     return certificate.ledger.fits and not any(kind in (None, left.phase.kind) for left in certificate.open_kinds)
 
 
@@ -622,14 +622,14 @@ def _smaller_request(question: Question, kind: str | None) -> str:
 
 
 def smallest_request(kind: Kind) -> str:
-    """The smallest request that does it, in words."""
+    """The smallest request that exceeds the spare memory, in words."""
     return filled(
         _TEXTS["phases"][kind.phase.kind]["one" if kind.smallest == 1 else "many"], {"count": f"{kind.smallest or 0:,}"}
     )
 
 
 def assumptions_of(certificate: Certificate) -> list[str]:
-    """What has to be so for the certificate to hold."""
+    """Returns the assumptions under which the certificate holds."""
     settings = certificate.ledger.settings
     values = {
         "free": certificate.free_at_start, "neighbours": certificate.ledger.card.used_bytes, "pieces": certificate.pieces,

@@ -1,6 +1,6 @@
-"""What will go wrong before anything is started, by code, and which flag to change.
+"""Predicts what will go wrong before anything is started, by code, and which flag to change.
 
-Each piece of advice is the smallest step that clears the trouble, and was planned again to prove it.
+Each piece of advice is the smallest step that clears the trouble, proved by planning again with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plimsoll.plan.settings import SMALLER_CARD, Settings, whole_item_tokens
 from plimsoll.units import GIB, ceil_div, filled, format_count, format_gib
 from plimsoll.vllm.versions import Behaviour, table
 
-_TEXTS = table("findings", "plan")  # titles and reasons, by the names that the code below knows them by
+_TEXTS = table("findings", "plan")  # titles and reasons, by the names used in the code below
 LORA_RANKS = frozenset({1, 8, 16, 32, 64, 128, 256, 320, 512})  # config/lora.py; 1 since 0.11
 BFLOAT16_SINCE = (8, 0)  # compute capability; asked by the workers of every release
 # Methods that read how a checkpoint was made from its own files and do not quantise while they load (as fp8 does).
@@ -32,7 +32,7 @@ NOT_IN_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 def _finding(
     name: str, evidence: tuple[Evidence, ...] = (), *, sure: bool = True, confidence: float = 0, code: str = "", **values: Any
 ) -> Finding:
-    """The finding of that name, its texts with these values: critical where it is sure, else a warning."""
+    """The finding of that name, its texts filled with these values: critical where it is sure, else a warning."""
     row = _TEXTS["findings"][name]
     if flag := row.get("flag"):
         evidence = (Evidence("command", filled(flag, values)),)
@@ -133,9 +133,9 @@ def _weights_and_cache(ledger: Ledger) -> Iterator[Finding]:
         sure = ledger.slack.high < 0 or free < requested.value - ledger.context.value
         yield _finding("free-memory", sure=sure, requested=requested.value, free=free)
     if weights.value > free:
-        return  # what is left for the cache is not asked any more
+        return  # vLLM stops before it looks at what is left for the cache
     activation, refusal = ledger.activation, ledger.kv_plan.refusal
-    # How sure it is hangs on the whole band, not on the value.
+    # How sure it is depends on the whole band, not on the value.
     how: dict[str, Any] = {"sure": not ledger.fits_at_high_end, "confidence": 0.95 if kv.high <= 0 else 0.7}
     if kv.value <= 0:
         if weights.value + ledger.non_torch.value + activation.value > free:
@@ -180,7 +180,7 @@ def _fixed_cache(ledger: Ledger, shape: ModelShape) -> Iterator[Finding]:
 
 
 def _outside_the_request(ledger: Ledger, shape: ModelShape) -> Iterator[Finding]:
-    """A request that is granted, and what comes on top of it: graphs that vLLM did not set aside, the sampler, late kernels."""
+    """Findings for memory outside a request that is granted: graphs that vLLM did not set aside, the sampler, late kernels."""
     settings, slack, graphs, requested = ledger.settings, ledger.slack, ledger.graphs_actual, ledger.requested.value
     sequences = settings.max_num_seqs
     if slack.value < 0:
@@ -202,7 +202,7 @@ def _outside_the_request(ledger: Ledger, shape: ModelShape) -> Iterator[Finding]
 
 
 def _too_few_blocks(ledger: Ledger) -> Iterator[Finding]:
-    """Too few for a request of full length once vLLM keeps one for itself, or for a state of every sequence."""
+    """Too few blocks for a request of full length once vLLM keeps one for itself, or for a state of every sequence."""
     settings, cache = ledger.settings, ledger.kv_plan
     blocks, needed, most = cache.num_blocks, cache.blocks_per_request, max(cache.bytes_per_block_by_rank, default=0)
     if blocks <= needed and cache.fits_one_request and Behaviour.V1_ENGINE.is_in(settings.release):
@@ -231,7 +231,7 @@ def deciding_fact(ledger: Ledger, shape: ModelShape) -> str:
 
 
 def band_notes(ledger: Ledger, shape: ModelShape) -> list[str]:
-    """What widens the bands of this plan beyond what starts of its kind have shown."""
+    """Returns notes on what widens this plan's bands beyond those that starts of its kind have shown."""
     settings, card, size = ledger.settings, ledger.card.name, embedding_table(shape, ledger.settings)
     copies, film = keeps_copies(settings, shape), film_tokens(shape, settings)
     reads = shape.towers and not settings.language_model_only and not settings.skips_mm_profiling
@@ -255,13 +255,13 @@ HIGHEST_UTILIZATION = 0.97
 STEPS_BELOW_FREE = 8
 NOT_OF_MEMORY = frozenset({Code.STARTUP_BAD_FLAG, Code.OTHER_BAD_CONFIG, Code.OTHER_UNSUPPORTED_GPU})
 MOST_CHANGES = 3
-# What no value clears: what it says has to be followed by hand.
+# Findings that no flag's value clears: the user has to follow their advice by hand.
 _FOR_THE_USER = frozenset({(Code.STARTUP_BAD_FLAG, ""), (Code.OTHER_BAD_CONFIG, "the checkpoint is not quantised")})
 Replan = Callable[[Settings], tuple[Ledger, list[Finding]]]
 
 
 class Advice(NamedTuple):
-    """One change, or several that belong together, with which nothing stops the start any more."""
+    """One change, or several that belong together, after which nothing stops the start any more."""
 
     flag: str
     value: str
@@ -276,7 +276,7 @@ class Advice(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A plan with some changes followed: which, why, and which finding was the first to be cleared."""
+    """A plan with some changes made: which, why, and the first finding that they cleared."""
 
     ledger: Ledger
     findings: list[Finding]
@@ -286,7 +286,7 @@ class _Step(NamedTuple):
 
     @property
     def left(self) -> list[Finding]:
-        """What is still found, without what no value of a flag clears: a flag that vLLM refuses has to go anyway."""
+        """The findings still left, without those that no flag's value clears: a flag that vLLM refuses has to go anyway."""
         return [finding for finding in self.findings if not is_for_the_user(finding)]
 
     @property
@@ -296,7 +296,7 @@ class _Step(NamedTuple):
     def as_advice(self, before: Ledger) -> Advice:
         (flag, value), *also = self.changes
         tokens, shown = self.ledger.kv_plan.tokens, before.kv_plan.tokens
-        if abs(tokens - shown) == 1:  # vLLM rounds down from a quotient of the context: of the same blocks one can be lost
+        if abs(tokens - shown) == 1:  # vLLM rounds a quotient of the context down: the same blocks can print as one token fewer
             tokens = shown
         outside = f"{format_gib(self.ledger.slack.value)} outside the request"
         effect = f"KV {format_gib(self.ledger.kv.value)}, {format_count(tokens)} tokens, {outside}"
@@ -307,8 +307,8 @@ class _Step(NamedTuple):
 def advise(ledger: Ledger, shape: ModelShape, findings: list[Finding], replan: Replan) -> list[Advice]:
     """Offers for what stops the start (or, if nothing does, for what is risky), cheapest for the user first.
 
-    With each of them nothing stops it any more. Where no change alone does that, the first that clears something is taken as
-    followed, and each offer is that one and another together. One that leaves no warning goes before one that does.
+    With each of them nothing stops the start any more. Where no single change does that, the first that clears something is
+    made, and each offer is that one and another together. An offer that leaves no warning comes before one that does.
     """
     step = _Step(ledger, findings)
     for _ in range(MOST_CHANGES):
@@ -323,7 +323,7 @@ def _offers(step: _Step, shape: ModelShape, replan: Replan) -> tuple[list[_Step]
     """Every next change after which nothing stops the start, one for each flag; and the first that only clears something."""
     whole: dict[str, _Step] = {}
     better = None
-    # What stops the start goes before what is risky, and limits of the model before those of memory.
+    # What stops the start comes before what is risky, and limits of the model before those of memory.
     stops = [finding for finding in step.findings if stops_the_start(finding)]
     for finding in sorted(stops or step.findings, key=lambda finding: finding.code not in NOT_OF_MEMORY):
         for change, flag, value, why in _candidates(finding, step.ledger, shape, replan):
@@ -349,7 +349,7 @@ def _offers(step: _Step, shape: ModelShape, replan: Replan) -> tuple[list[_Step]
 
 
 def is_for_the_user(finding: Finding) -> bool:
-    """Whether no value of a flag clears it."""
+    """True if no flag's value clears the finding."""
     return _name(finding) in _FOR_THE_USER
 
 
@@ -381,7 +381,7 @@ def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Rep
         case Code.STARTUP_WEIGHTS_DO_NOT_FIT:
             yield from _more_gpus(settings, shape)
         case Code.STARTUP_FREE_MEMORY_CHECK:
-            # What is free, and shares a little below it: the first may leave too little beside the request.
+            # The free memory, and shares a little below it: the first may leave too little beside the request.
             free = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.high
             highest = math.floor(free / ledger.card.total_bytes * 100)
             why = "what is free, less the CUDA context"
@@ -418,7 +418,7 @@ _FLAGS = {"utilization": "--gpu-memory-utilization", "tensor_parallel": "--tenso
 
 
 def _set(settings: Settings, name: str, value: str | float, why: str) -> Candidate:
-    """The settings with one of them changed, and the flag and the value that do it."""
+    """The settings with one of them changed, and the flag and the value that change it."""
     changed: dict[str, Any] = {name: value}
     shown = f"{value:.2f}" if isinstance(value, float) else str(value)
     return replace(settings, **changed), _FLAGS.get(name, f"--{name.replace('_', '-')}"), shown, why
@@ -436,7 +436,7 @@ def _lower_utilization(settings: Settings, share: float, why: str) -> Iterator[C
 
 
 def _shorter_context(ledger: Ledger, shape: ModelShape, *, of_the_model: bool = False) -> Iterator[Candidate]:
-    """What fits, and the model's own longest where that is shorter or asked for, which then goes first."""
+    """Yields the longest context that fits, and the model's own where that is shorter; first if `of_the_model`."""
     fits, longest = ledger.kv_plan.largest_context_that_fits, shape.max_context
     own = _set(ledger.settings, "max_model_len", longest, "what the model was made for")
     if of_the_model and longest < ledger.settings.max_model_len:

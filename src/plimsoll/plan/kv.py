@@ -1,4 +1,4 @@
-"""How many KV blocks a launch gets and what they hold: vLLM 0.32's planner in plain integers.
+"""Counts the KV blocks a launch gets and what they hold: vLLM 0.32's planner in plain integers.
 
     available bytes ──> blocks (smallest rank) ──> tokens, concurrency
     layer specs ──> groups ──> bytes per block ──┘
@@ -114,7 +114,7 @@ def groups_of(
 
 
 def bytes_per_block(groups: Iterable[Group], here: frozenset[str] | None = None) -> int:
-    """What one block costs on a rank that has only the layers `here` (None: all of them)."""
+    """Returns the bytes of one block on a rank that has only the layers `here` (None: all of them)."""
     costs = [0]
     for group in groups:
         mine = group.kinds
@@ -259,7 +259,7 @@ class _Bucket:
         return sum(ceil_div(len(names), parts) * page for page, names in self.by_page.items())
 
     def is_state(self, repeats: int | None) -> bool:
-        """Whether the bucket may be split down to one layer a group."""
+        """True if the bucket may be split down to one layer a group."""
         return isinstance(self.first, StateSpec) or (repeats is None and isinstance(self.first, SlidingSpec))
 
     def split(self, parts: int) -> list[Group]:
@@ -278,7 +278,7 @@ class _Bucket:
 
 
 class WhyRefused(StrEnum):
-    """Which of vLLM's three checks stops the start."""
+    """The one of vLLM's three checks that stops the start."""
 
     NO_MEMORY = "no-memory"  # "No available memory for the cache blocks."
     TOO_LONG = "too-long"  # "To serve at least one request with the model's max seq len ..."
@@ -308,7 +308,7 @@ class GroupPlan:
 
 @dataclass(frozen=True)
 class KvPlan:
-    """What vLLM makes of the memory; the figures of the rank with the fewest blocks."""
+    """The cache that vLLM builds in the memory; the figures of the rank with the fewest blocks."""
 
     block_size: int
     bytes_per_block: int
@@ -334,7 +334,7 @@ def plan_kv(
     """Plan the cache of these ranks (TP ranks are alike: one per pipeline stage is enough).
 
     The largest context that fits is looked for up to `longest`, or the command's own. CannotGroupError where vLLM refuses the
-    layers themselves; too little memory is told in the plan.
+    layers themselves; too little memory is the plan's `refusal`.
     """
     available = [available_bytes] * len(specs_per_rank) if isinstance(available_bytes, int) else list(available_bytes)
     assert len(available) == len(specs_per_rank) > 0, "one amount of memory for each rank"
@@ -361,7 +361,7 @@ def plan_kv(
         tokens = int(concurrency * length)
     else:
         tokens = pool.num_blocks // len(groups) * min(group.block_size for group in groups) * settings.decode_context_parallel
-    # DeepSeek V4's compressors have tiny blocks of their own, which nobody means.
+    # DeepSeek V4's compressors have tiny blocks of their own, which "block size" never means.
     usual = [group.block_size for group in groups if not isinstance(group.specs[0], SlidingMlaSpec)]
     return KvPlan(
         block_size=min(usual or [group.block_size for group in groups]),
@@ -409,13 +409,13 @@ class _Pool:
         return sum(groups * max(spec.blocks_at(load) for spec in specs) for specs, groups in self._counts.items())
 
     def largest_context(self, limit: int, rank: int | None = None) -> int:
-        """The longest request up to `limit` that passes the check, of one rank or of all; 0 where one token does not."""
+        """The longest request up to `limit` that passes the check, on one rank or on all; 0 where one token does not."""
         ranks = range(len(self.block_bytes)) if rank is None else [rank]
         budget = min(self.checked[index] // self.block_bytes[index] for index in ranks)
         return bisect_right(range(1, limit + 1), budget, key=self.blocks_at)
 
     def refusal(self, length: int) -> KvRefusal | None:
-        """What the first rank that fails vLLM's check would say."""
+        """The refusal of the first rank that fails vLLM's check, or None where all pass."""
         blocks = self.blocks_at(length)
         for rank, (memory, cost) in enumerate(zip(self.checked, self.block_bytes, strict=True)):
             if memory <= 0:

@@ -51,7 +51,7 @@ class CannotGroupError(BadInput):
 
 @dataclass(frozen=True)
 class Load:
-    """What decides how many blocks one request may hold."""
+    """The values that decide how many blocks one request may hold."""
 
     max_model_len: int
     in_flight_tokens: int = 0  # tokens scheduled but not yet settled: one whole batch for every concurrent step
@@ -69,7 +69,7 @@ class KvSpec:
 
     @property
     def unpadded_page_bytes(self) -> int:
-        """The page without what was added to make pages equal."""
+        """The page's bytes without the padding that makes pages equal."""
         raise NotImplementedError
 
     @property
@@ -85,19 +85,19 @@ class KvSpec:
         raise NotImplementedError
 
     def same_type_as(self, others: Sequence[KvSpec]) -> bool:
-        """Whether all of them need the same number of blocks at any length."""
+        """True if all of them need the same number of blocks at any length."""
         return all(isinstance(other, type(self)) and other.type_key() == self.type_key() for other in others)
 
     def type_key(self) -> tuple[object, ...]:
-        """What must be equal in layers of one class that are of the same type."""
+        """The values that are equal in layers of one class and the same type."""
         return ()
 
     def merges_with(self, others: Sequence[KvSpec]) -> bool:
-        """Whether vLLM folds these layers into one spec."""
+        """True if vLLM folds these layers into one spec."""
         return all(other.merge_key() == self.merge_key() for other in others)
 
     def merge_key(self) -> tuple[object, ...]:
-        """What must be equal in all layers that are folded."""
+        """The values that are equal in all layers folded into one spec."""
         return (self,)
 
 
@@ -125,13 +125,13 @@ class AttentionSpec(KvSpec):
         return slots * (self.block_size // self.tokens_per_state) * content
 
     def attention_key(self) -> tuple[object, ...]:
-        """What must be equal in all layers of one group, whatever their windows."""
+        """The values that are equal in all layers of one group, whatever their windows."""
         return tuple(getattr(self, name) for name in _ATTENTION_FIELDS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FullSpec(AttentionSpec):
-    """Attention over the whole request; also local attention that is allocated as if it were."""
+    """Attention over the whole request; also local attention that is allocated in the same way."""
 
     window: int | None = None
     chunk: int | None = None
@@ -207,7 +207,7 @@ class SlidingSpec(AttentionSpec):
 class SlidingMlaSpec(LatentSpec, SlidingSpec):
     """A sliding window of latents."""
 
-    def merge_key(self) -> tuple[object, ...]:  # as vLLM has it: the head size is not among it
+    def merge_key(self) -> tuple[object, ...]:  # as in vLLM, without the head size
         return (
             SlidingMlaSpec, self.dcp_sharded, self.tp_shards, self.cache_dtype, self.tokens_per_state, self.version,
             self.window,
@@ -258,7 +258,7 @@ _ATTENTION_FIELDS = tuple(field.name for field in fields(AttentionSpec))
 
 
 class NamedSpec(NamedTuple):
-    """One layer's cache under the name that is its own in the whole model."""
+    """One layer's cache under a name that is unique in the whole model."""
 
     layer: str
     spec: KvSpec
@@ -308,7 +308,7 @@ def in_flight_tokens(settings: Settings) -> int:
 
 
 def state_mode_of(settings: Settings) -> str:
-    """What --mamba-cache-mode comes to: "align" under prefix caching unless told otherwise, else "none"."""
+    """Returns the --mamba-cache-mode in force: under prefix caching "align" unless another is given, else "none"."""
     if not settings.prefix_caching:
         return "none"
     return "align" if settings.mamba_cache_mode == "none" else settings.mamba_cache_mode
@@ -378,7 +378,7 @@ def state_of(shape: ModelShape, settings: Settings) -> StateSpec:
     elif kind is LayerKind.LINEAR:
         mixer, dtypes = "linear", (conv,)
         shapes = ((linear.value_heads // tp, linear.value_head_dim, linear.value_head_dim),)
-    else:  # gated delta net (Qwen3-Next, Qwen3.5) and Kimi's delta attention, whose state is float32 unless told otherwise
+    else:  # gated delta net (Qwen3-Next, Qwen3.5) and Kimi's delta attention, whose state is float32 by default
         kernel = linear.conv_kernel or (_KIMI_CONV_KERNEL if kind is LayerKind.KIMI_DELTA else None)
         if kernel is None:
             raise BadInput("the config does not give the convolution kernel of its linear attention")
@@ -388,7 +388,7 @@ def state_of(shape: ModelShape, settings: Settings) -> StateSpec:
         mixer = "kda" if kind is LayerKind.KIMI_DELTA else "gdn"
         shapes = ((kernel - 1 + drafted, width), (heads, linear.value_head_dim, linear.key_head_dim))
     return StateSpec(
-        block_size=1,  # the caller knows it once the attention's block is chosen
+        block_size=1,  # the caller sets it once the attention's block is chosen
         shapes=shapes, dtypes=dtypes, mixer=mixer, mode=state_mode_of(settings), spec_blocks=drafted,
         checkpoint_blocks=checkpoints, checkpoint_alignment=1 if checkpoints else None,
     )  # fmt: skip
@@ -419,7 +419,7 @@ def _capability(settings: Settings) -> int:
 
 
 def cache_dtype_of(shape: ModelShape, settings: Settings) -> str:
-    """What --kv-cache-dtype comes to for this model: `auto` takes the checkpoint's word, sparse MLA has formats of its own."""
+    """Returns the --kv-cache-dtype in force for this model: `auto` follows the checkpoint; sparse MLA has its own formats."""
     dtype = settings.kv_cache_dtype
     if dtype == "auto" and shape.quantization is not None and shape.quantization.kv_cache is not None:
         dtype = shape.quantization.kv_cache
@@ -462,7 +462,7 @@ def _is_sparse_mla(shape: ModelShape) -> bool:
 
 
 def check_split(shape: ModelShape, settings: Settings) -> None:
-    """BadInput where vLLM would refuse to spread the model so."""
+    """Raises BadInput where vLLM would refuse to spread the model over these ranks."""
     tp, heads, rows = settings.tensor_parallel, shape.attention_heads, padded_vocabulary(shape.vocab_size)
     if min(tp, settings.pipeline_parallel, settings.data_parallel) < 1:
         raise BadInput("parallel sizes start at 1")
@@ -582,7 +582,7 @@ class _LayerCaches:
         )  # fmt: skip
 
     def _indexer(self, layer: Layer) -> list[tuple[str, KvSpec]]:
-        """The keys a sparse layer is searched by: fp8 with a float32 scale for every 128 under MLA, 16 bit elsewhere."""
+        """The search keys of a sparse layer: under MLA fp8 with a float32 scale for every 128 of them, else 16 bits."""
         if not layer.indexer or self.shape.indexer is None:
             return []
         width = self.shape.indexer.head_dim
@@ -592,7 +592,7 @@ class _LayerCaches:
         return [("indexer", keys)]
 
     def _compressed(self, layer: Layer, ratio: int) -> list[tuple[str, KvSpec]]:
-        """DeepSeek V4 (`models/deepseek_v4`): a window of latents, one latent per `ratio` tokens, and what compresses them."""
+        """DeepSeek V4 (`models/deepseek_v4`): a window of latents, one latent per `ratio` tokens, and their compressor."""
         packed = {"quant": "fp8", "dtype": "uint8", "content_bytes": _V4_BYTES, "cache_dtype": "fp8_ds_mla",
                   "alignment": _V4_ALIGNMENT, "version": "deepseek_v4", "head_size": layer.head_dim}  # fmt: skip
         caches: list[tuple[str, KvSpec]] = []

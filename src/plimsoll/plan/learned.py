@@ -1,10 +1,10 @@
-"""Predicted against measured, and what a real start teaches the next plan.
+"""Compares predicted with measured memory, and corrects the next plan by what a real start showed.
 
     log ──> Measured ──┬──> compare ──> differences, term by term
     Ledger ────────────┴──> correction_from ──> Correction ──> corrected ──> Ledger with measured centres and narrower bands
 
-A term is replaced by what was measured where the planner expects of the new start what it expected of the old one; where the
-batch differs, the centre moves by the same factor and the band stays as wide as it was. docs/learn.md has the reasons.
+Where the planner predicts the same of a term for the new start as for the old one, the measured figure replaces it; where
+the batch differs, the centre moves by the same factor and the band stays as wide as it was. docs/learn.md has the reasons.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Learned(NamedTuple):
 
     predicted: int
     measured: int
-    tolerance: int  # how far off the measured figure may be as it was printed or worked out
+    tolerance: int  # how far off the measured figure may be, from rounding in the log or in working it out
 
 
 class Start(NamedTuple):
@@ -52,7 +52,7 @@ class Start(NamedTuple):
 
     @property
     def conditions(self) -> tuple[int, int, int]:
-        """What the profile run's peak depends on beside the key."""
+        """The limits that the profile run's peak depends on beside the key."""
         return self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len
 
 
@@ -62,7 +62,7 @@ class Correction(NamedTuple):
     starts: tuple[Start, ...]
 
     def joined(self, newer: Correction) -> Correction:
-        """Both together; a start that is told twice counts once."""
+        """Both together; a start that is in both counts once."""
         kept = tuple(start for start in self.starts if start not in newer.starts)
         return Correction((kept + newer.starts)[-STARTS_MAX:])
 
@@ -74,7 +74,7 @@ def encoded(corrections: Mapping[str, Correction]) -> str:
 
 
 def decoded(content: bytes, where: str) -> dict[str, Correction]:
-    """What the file holds; BadInput in one line for one that is broken, or of a newer plimsoll."""
+    """Returns the corrections in the file; BadInput in one line where it is broken, or a newer plimsoll's."""
     import msgspec  # only where something was learned
 
     broken = BadInput(f"{where}: not a corrections file of plimsoll, or damaged; move it away to start anew")
@@ -140,7 +140,7 @@ class _TermFigure(NamedTuple):
 
 
 def compare(ledger: Ledger, measured: Measured) -> list[TermDifference]:
-    """Every term that the start told, in the order of the ledger."""
+    """Every term that the start's log gives, in the order of the ledger."""
     figures = _figures(ledger, measured)
     if "non_torch" in figures and "activation" in figures:
         figures.pop("remainder", None)
@@ -160,7 +160,7 @@ def compare(ledger: Ledger, measured: Measured) -> list[TermDifference]:
 
 
 def correction_from(ledger: Ledger, measured: Measured) -> Correction:
-    """What this start teaches; BadInput where it was another start than the one planned, or is not to be believed."""
+    """Returns the correction from this start; BadInput where it is not the start that was planned, or not plausible."""
     _refuse_another_start(ledger, measured)
     figures, predicted = _figures(ledger, measured), _predicted(ledger)
     rest = figures.get("remainder")
@@ -219,7 +219,7 @@ def key_of(ledger: Ledger, shape: ModelShape) -> str:
 
 
 def corrected(ledger: Ledger, correction: Correction, model: ModelFacts) -> Ledger:
-    """The ledger with what was measured in place of what was predicted, added up anew."""
+    """The ledger with measured terms in place of predicted ones, added up anew."""
     predicted, now = _predicted(ledger), _conditions(ledger)
     several = ledger.settings.tensor_parallel * ledger.settings.pipeline_parallel > 1
     known = {name: _term(predicted[name], name, correction, now, several=several) for name in _REPEATS}
@@ -250,7 +250,7 @@ def _conditions(ledger: Ledger) -> tuple[int, int, int]:
 
 
 def _figures(ledger: Ledger, measured: Measured) -> dict[str, _TermFigure]:
-    """What the start told of each term, as the ledger cuts them."""
+    """Returns the measured figure of each term that the start's log gives, cut as the ledger cuts them."""
     settings, card, printed = ledger.settings, ledger.card, PRINTED_TOLERANCE
     told = {
         "weights": measured.weights_bytes,
@@ -265,7 +265,7 @@ def _figures(ledger: Ledger, measured: Measured) -> dict[str, _TermFigure]:
     if measured.graphs_subtracted is False:
         figures["graphs"] = _TermFigure(0, 0)
     if measured.free_bytes is not None:
-        # What was taken at vLLM's snapshot; far more than a context needs is a neighbour's, and no lesson.
+        # The memory taken at vLLM's snapshot; far more than a context needs is a neighbour's, and is not learned.
         total = measured.total_bytes or card.total_bytes
         tolerance = 2 * printed if measured.total_bytes else max(card.high_bytes - total, total - card.low_bytes)
         value = total - measured.free_bytes - card.used_bytes
@@ -273,8 +273,8 @@ def _figures(ledger: Ledger, measured: Measured) -> dict[str, _TermFigure]:
             figures["context"] = _TermFigure(value, tolerance)
     kv = _kv(ledger, measured)
     if kv is not None and settings.kv_cache_memory_bytes is None:
-        # Non-torch and activation together: what is missing between the request and the terms that are known. The planner's
-        # own total, not the printed one: the next plan starts from the same, and what it is off by cancels out.
+        # Non-torch and activation together: the request less the terms that are known. It uses the planner's own total, not the
+        # printed one: the next plan starts from the same total, so its error cancels out.
         requested = ledger.requested.value
         if measured.utilization is not None and abs(measured.utilization - settings.utilization) > 1e-4:
             requested = math.ceil(card.total_bytes * measured.utilization)
@@ -287,7 +287,7 @@ def _figures(ledger: Ledger, measured: Measured) -> dict[str, _TermFigure]:
 
 
 def _kv(ledger: Ledger, measured: Measured) -> _TermFigure | None:
-    """The bytes that were left for the cache, from the best the start told."""
+    """The bytes that were left for the cache, from the most exact figure in the start's log."""
     if measured.kv_bytes is not None:
         return _TermFigure(measured.kv_bytes, PRINTED_TOLERANCE)
     settings = ledger.settings
@@ -306,7 +306,7 @@ def _kv(ledger: Ledger, measured: Measured) -> _TermFigure | None:
 def _term(
     now: Estimate, name: str, correction: Correction, conditions: tuple[int, int, int], *, several: bool
 ) -> Estimate | None:
-    """This term as starts have shown it; None where none has, or where what is known already is at least as sharp."""
+    """This term as starts have shown it; None where none has, or where the present band is at least as narrow."""
     told = [(start, term) for start in correction.starts if (term := start.terms.get(name)) is not None]
     if not told:
         return None
@@ -317,7 +317,7 @@ def _term(
         high = max(t.measured + t.tolerance for t in alike) + repeats
         if low <= now.low and now.high <= high:
             return None
-        middle = sorted(t.measured for t in alike)[len(alike) // 2]  # of two the larger: too little cache is the lesser harm
+        middle = sorted(t.measured for t in alike)[len(alike) // 2]  # the larger of two: too little cache is the lesser harm
         return Estimate(
             middle, low, high, f"measured, {len(alike)} start{'s' * (len(alike) > 1)}; predicted {format_gib(now.value)}"
         )

@@ -24,14 +24,14 @@ from plimsoll.plan.weights_checkpoint import lora_bytes, weights_from_tensors, w
 from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.versions import Behaviour, table
 
-# What was measured is data in data/overhead.json, with where it was seen; docs/overhead.md says how far off it is.
+# The measured figures are in data/overhead.json, with their sources; docs/overhead.md says how far off they are.
 _TABLE = table("overhead", "plan")
 NON_TORCH: Mapping[str, Any] = _TABLE["non_torch"]  # growth of memory outside torch since vLLM's snapshot: GiB, low, high
 Gib = tuple[float, float, float]
 
 
 def _circumstance(name: str) -> Gib:
-    """What a circumstance takes outside torch, whatever the release: GiB, low, high."""
+    """Returns the memory that a circumstance takes outside torch, whatever the release: GiB, low, high."""
     value, low, high = NON_TORCH["circumstances"][name]["gib"]
     return value, low, high
 
@@ -41,7 +41,7 @@ class Era:
     """A range of releases whose profile run allocates alike."""
 
     name: str
-    since: Behaviour | None  # what the range begins with; it ends where the next one begins
+    since: Behaviour | None  # the change that the range begins with; it ends where the next one begins
     evidence: str
     sampler_bytes: float  # per row and vocabulary entry at the peak of the sampler's dummy run, first model runner
     forward_hidden: float  # hidden-sized tensors alive beside the widest feed-forward of a compiled pass
@@ -60,7 +60,7 @@ class Era:
 
     @property
     def may_pin_copies(self) -> bool:
-        """Whether a block that a compiled pass freed may stay consumed, because a small one was cut from it."""
+        """True if a block that a compiled pass freed may stay consumed because a small one was cut from it."""
         return self.does(Behaviour.CONSUMED_MEMORY) and not self.does(Behaviour.UNSPLIT_PROFILE)
 
 
@@ -87,8 +87,8 @@ TWO_GPUS_LESS_GIB = 0.09
 V0_ITEM_GIB = (0.035, 0.3)
 V0_ITEM_TOKENS = 256
 
-# The second model runner (V2): what its sampler holds per row and vocabulary entry: 16-bit logits and, until 0.27, their
-# 32-bit copy.
+# The second model runner's (V2) sampler, bytes per row and vocabulary entry: 16-bit logits and, until 0.27, their 32-bit
+# copy.
 V2_SAMPLER_BYTES = {False: 6.0, True: 2.0}
 # Its penalty counters, allocated when the model is loaded: 4 B an entry and one bit.
 V2_PENALTY_BYTES = 4.125
@@ -102,18 +102,18 @@ GRAPH_BAND_GIB = 0.35
 GRAPH_LARGEST_SIZE = 512
 GRAPH_LEAST_GIB = 0.4  # four layers took 0.41 on an H200 and were estimated at 0.40
 FLASHINFER_GRAPH_GIB = 0.385  # its workspace is made while graphs are estimated: VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE
-# MI300X took 3.9 GiB for 35 layers, a 7900 XTX 3.7: so many times as much, and so many GiB more at most.
+# MI300X took 3.9 GiB for 35 layers, a 7900 XTX 3.7: the factor on the estimate, and the GiB to add at most.
 AMD_GRAPHS = (2.0, 3.5)
 
-# The most tokens of one picture or film by the makers' own processor, which vLLM profiles even where a batch is smaller. Of a
-# film the older Qwens read up to 14 frames, two at a time, as many as the context holds (qwen2_vl.py).
+# The most tokens of one picture or film by the makers' own processor, which vLLM profiles even where a batch is smaller. The
+# older Qwens read up to 14 frames of a film, two at a time, as many as the context holds (qwen2_vl.py).
 _FILM_FRAMES = 7
 _FILM_READERS = ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni")
 _GATED_TOWERS = ("qwen2_5_vl", "qwen2_5_omni", "glm4v", "glm4v_moe")
 _QWEN_VL = (*_FILM_READERS, "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 DEEPSTACK = {"qwen3_vl": 4, "qwen3_vl_moe": 4}  # embeddings of several layers beside the last one's
 ITEM_TOKENS = {"gemma3": 256, "llava": 576, **WHOLE_ITEM_TOKENS, **dict.fromkeys(_QWEN_VL, 16384)}
-# Of the others no start prints what the encoder took; Qwen2.5-Omni took 1 GiB where its film alone should take 2.6.
+# No start of the other models prints what the encoder took; Qwen2.5-Omni took 1 GiB where its film alone should take 2.6.
 MEASURED_TOWERS = frozenset({"gemma3", "gemma4", *_QWEN_VL}) - {"qwen2_5_omni"}
 ITEM_TOKENS |= dict.fromkeys(("glm4v", "glm4v_moe"), 30000)  # a film of 47,040,000 pixels (glm4_1v.py), if the context holds it
 
@@ -122,8 +122,8 @@ MULTIPROCESSORS = {(7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142,
 CUBLAS_WORKSPACE = {True: 32 * MIB, False: 8 * MIB + 128 * 1024}  # torch's own, by whether the card is Hopper or newer
 
 
-# The peaks of vLLM's profile run, as its tensors add up: of the sampler, the forward pass, the embedding, the encoder. Each was
-# checked to a few MiB against starts whose allocator we read (docs/overhead.md); the largest one is what vLLM subtracts.
+# The peaks of vLLM's profile run, as its tensors add up: sampler, forward pass, embedding, encoder. Each was checked to a few
+# MiB against starts whose allocator we read (docs/overhead.md); vLLM subtracts the largest one.
 
 _MIXERS = (LayerKind.MAMBA1, LayerKind.MAMBA2, LayerKind.FULL_AND_MAMBA2)
 _DELTAS = (LayerKind.GATED_DELTA_NET, LayerKind.KIMI_DELTA, LayerKind.LINEAR)
@@ -153,7 +153,7 @@ class Batch:
 
 
 def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool, lean: bool = False) -> int:
-    """Logits and what the sampler makes of them, on top of all that outlives the forward pass."""
+    """Logits and the sampler's copies of them, on top of all that outlives the forward pass."""
     per_logit = V2_SAMPLER_BYTES[lean] if v2 else era.sampler_bytes
     if batch.dtype_bytes > 2:
         per_logit += batch.dtype_bytes - 2
@@ -247,7 +247,7 @@ def encoder_outputs(shape: ModelShape, batch: Batch) -> int:
 
 
 def persistent(shape: ModelShape, batch: Batch, era: Era) -> int:
-    """What the forward pass leaves allocated: cuBLAS's workspace and, in some releases, the experts'."""
+    """Returns the bytes that the forward pass leaves allocated: cuBLAS's workspace and, in some releases, the experts'."""
     return CUBLAS_WORKSPACE[batch.is_hopper] + (moe_workspace(shape, batch) if era.does(Behaviour.MOE_WORKSPACE) else 0)
 
 
@@ -263,7 +263,7 @@ def moe_workspace(shape: ModelShape, batch: Batch) -> int:
 
 
 def _merge(shape: ModelShape) -> int:
-    """How many patches a side make one token: 4 in Gemma 3 (256 tokens of 64 x 64 patches), 3 in Gemma 4, 2 in most others."""
+    """The number of patches along a side of one token: 4 in Gemma 3 (256 tokens of 64 x 64 patches), 3 in Gemma 4, else 2."""
     return next((side for name in shape.architectures for start, side in _SIDES.items() if name.startswith(start)), 2)
 
 
@@ -279,7 +279,7 @@ _DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What one start takes beside weights and cache, per GPU, of the rank that holds most."""
+    """The memory that one start takes beside weights and cache, per GPU, on the rank that holds most."""
 
     activation: Estimate
     non_torch: Estimate
@@ -301,14 +301,14 @@ def overhead(shape: ModelShape, settings: Settings, era: Era | None = None) -> O
 
 
 def era_of(release: str, *, first_engine: bool = False) -> Era:
-    """The range a release belongs to; a newer one than we know is met as the newest range."""
+    """The range a release belongs to; a release newer than we know counts to the newest range."""
     if first_engine:
         return ERAS[0]
     return next(era for era in reversed(ERAS) if era.since is None or era.since.is_in(release))
 
 
 def likely_capability(settings: Settings) -> tuple[int, int]:
-    """The card's compute capability; one that is known by its size alone is taken for a Hopper card if large."""
+    """The card's compute capability; a large card that is known by its size alone is taken for a Hopper."""
     return settings.compute_capability or ((9, 0) if settings.gpu_bytes >= 70 * GIB else (8, 6))
 
 
@@ -428,17 +428,17 @@ def _non_torch(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> 
 
 
 def _buffers(shape: ModelShape, settings: Settings, *, v2: bool) -> float:
-    """What the runner allocates beside the weights and 0.27 began to count: penalty counters, or input embeddings."""
+    """Returns the bytes of the runner's buffers, which vLLM counts since 0.27: penalty counters, or input embeddings."""
     if v2:
         return V2_PENALTY_BYTES * max(1, settings.max_num_seqs) * shape.vocab_size
     return float(_DTYPE_BYTES.get(settings.model_dtype, 2) * max(1, settings.max_num_batched_tokens) * shape.hidden_size)
 
 
 def _graphs(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> tuple[Estimate, Estimate]:
-    """What vLLM subtracts for graphs, and what they will take."""
+    """Returns the memory that vLLM subtracts for graphs, and the memory they will take."""
     if settings.enforce_eager:
         return Estimate.exact(0, "eager: no graphs"), Estimate.exact(0, "eager: no graphs")
-    rows = settings.max_num_seqs * (1 + settings.speculative_tokens)  # of a decode step: also those drafted ahead
+    rows = settings.max_num_seqs * (1 + settings.speculative_tokens)  # of a decode step, with the tokens drafted ahead
     band = GRAPH_BAND_GIB * GIB
     taken = _graph_gib(shape, settings, GRAPH_V2 if v2 else GRAPH_ACTUAL, largest=rows * (1 if v2 else 2)) * GIB
     actual = _estimate(taken, 0.5 * taken - band / 2, taken + 2 * band, "layers, experts and capture sizes")
@@ -468,7 +468,7 @@ def _graphs(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> tup
 
 
 def _graph_gib(shape: ModelShape, settings: Settings, shares: tuple[float, float, float, float], largest: int) -> float:
-    """Graphs in GiB; `largest` is the largest batch captured, at most 512, and the fewer sizes there are the less they take."""
+    """Graphs in GiB; `largest` is the largest batch captured, at most 512; fewer capture sizes take less."""
     fixed, per_layer, experts, quantised = shares
     layers = max(1, len(shape.layers)) / max(1, settings.pipeline_parallel)
     gib = fixed + per_layer * layers
@@ -487,27 +487,27 @@ def _estimate(value: float, low: float, high: float, why: str) -> Estimate:
     return Estimate(whole, max(0, min(whole, int(low))), max(whole, math.ceil(high)), why)
 
 
-# What a worker holds before vLLM's snapshot, in GiB: 19 starts of 0.19.0 on H100 print it (0.51 on one GPU in eleven of
+# The memory a worker holds before vLLM's snapshot, GiB: 19 starts of 0.19.0 on H100 print it (0.51 on one GPU in eleven of
 # eleven, 1.53 to 2.07 with tensor parallelism). Other cards and releases: the band is widened, not measured; a public start
 # on two RTX 4090 (0.97 of the card was granted) shows that without Hopper's links it is far less.
 _CONTEXT_ALONE = (0.51, 0.25, 0.8)
 _CONTEXT_TOGETHER = (1.55, 1.0, 2.1)
 _CONTEXT_TOGETHER_ELSEWHERE = (0.6, 0.3, 1.6)
 
-# What torch's pool takes beyond the peak that a full batch allocates, as a share of it: 0.19 to 0.48 in six loads on an H200
-# with room to spare, 0.68 in one that had a cache of a given size beside it and failed (docs/overhead.md).
+# The share of a full batch's peak that torch's pool takes beyond that peak: 0.19 to 0.48 in six loads on an H200 with room to
+# spare, 0.68 in one that had a cache of a given size beside it and failed (docs/overhead.md).
 PIECES_AT_MOST = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of the model: its shape, and its tensors where they were read."""
+    """The model: its shape, and its tensors where they were read."""
 
     name: str
     shape: ModelShape
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...] | None = None  # name, dtype, shape
     total_bytes: int | None = None
-    unquantised: bool = False  # known to hold plain weights; False too where nothing is known
+    unquantised: bool = False  # known to hold plain weights; False also where it is not known
     drafter: ModelFacts | None = None  # of speculative decoding: its weights and its cache come on top
 
 
@@ -532,22 +532,22 @@ class Ledger(Terms):
 
     @property
     def fits(self) -> bool:
-        """Whether one request of full length can be served, by the central figures."""
+        """True if one request of full length can be served, by the central figures."""
         return self.kv.value > 0 and self.kv_plan.fits_one_request
 
     @property
     def free_bytes(self) -> int:
-        """What vLLM's snapshot finds free, by the central figures: the card less its neighbours and the context."""
+        """The bytes that vLLM's snapshot finds free, by the central figures: the card less its neighbours and the context."""
         return self.card.total_bytes - self.card.used_bytes - self.context.value
 
     @property
     def fits_at_low_end(self) -> bool:
-        """Whether that is so too where the KV cache comes out at the low end of its band."""
+        """True if one request of full length can be served even with a KV cache at the low end of its band."""
         return self.fits and (self.kv.is_exact or self.kv.low >= self._needed)
 
     @property
     def fits_at_high_end(self) -> bool:
-        """Whether one request of full length can be served where the KV cache comes out at the high end of its band."""
+        """True if one request of full length can be served with a KV cache at the high end of its band."""
         return self.fits or (not self.kv.is_exact and self.kv.high >= self._needed)
 
     @property
@@ -556,7 +556,7 @@ class Ledger(Terms):
 
     @property
     def context_at_low_end(self) -> int | None:
-        """The longest request that such a cache holds; None where layers of several kinds share it, or nothing is left."""
+        """The longest request that a cache at the low end holds; None where kinds of layers share it, or nothing is left."""
         plan = self.kv_plan
         is_plain = (
             len(plan.groups) == 1 and plan.groups[0].kind in ("full", "mla") and self.settings.decode_context_parallel == 1
@@ -609,7 +609,7 @@ def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, re
 
 
 def neighbours_in_budget(settings: Settings, card: Card) -> int:
-    """What other processes hold on the card, in releases that take it off the budget."""
+    """Returns the bytes that other processes hold on the card, in releases that take them off the budget, else 0."""
     return 0 if Behaviour.NEIGHBOURS_APART.is_in(settings.release) else card.used_bytes
 
 
@@ -659,7 +659,7 @@ def _context(settings: Settings, card: Card) -> Estimate:
 
 
 def sum_of(terms: tuple[Estimate, ...]) -> Estimate:
-    """Independent errors: half-widths add in squares, each side for itself."""
+    """Adds terms with independent errors: half-widths add in squares, each side for itself."""
     value = sum(term.value for term in terms)
     down = math.sqrt(sum((term.value - term.low) ** 2 for term in terms))
     up = math.sqrt(sum((term.high - term.value) ** 2 for term in terms))
@@ -667,7 +667,7 @@ def sum_of(terms: tuple[Estimate, ...]) -> Estimate:
 
 
 def left_of(budget: Estimate, spent: tuple[Estimate, ...]) -> Estimate:
-    """What is left of a budget: high spending makes the low end."""
+    """Returns the rest of a budget: its low end comes from high spending."""
     used = sum_of(spent)
     value = budget.value - used.value
     down = math.hypot(budget.value - budget.low, used.high - used.value)

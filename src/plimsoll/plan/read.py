@@ -1,4 +1,4 @@
-"""Reads a command into a plan: the model, the card, the settings, then the ledger. Of plan's modules this one reads files.
+"""Reads a command into a plan: the model, the card, the settings, then the ledger. The module of plan that reads files.
 
 launch ──> check ──> Settings ─┐
 config.json, headers ──> shape ─┼──> PlanInput ──> plan() ──> MemoryPlan: ledger, findings, advice
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """A plan and all that was found out about it."""
+    """A plan: ledger, findings, advice and notes."""
 
     model: str
     ledger: Ledger
     findings: Sequence[Finding]
     advice: Sequence[Advice]
     checked: FlagReport
-    shape: ModelShape  # what the workload and the matrix are judged by
+    shape: ModelShape  # the workload and the matrix are judged by it
     notes: Sequence[str] = ()
     before: Ledger | None = None  # the same command in the release an upgrade starts from
 
     @property
     def fits(self) -> bool:
-        """Whether it will start and serve, by the central figures."""
+        """True if the command will start and serve, by the central figures."""
         return self.ledger.fits and not any(map(stops_the_start, self.findings))
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it does not fit by the central figures, and does by others that lie within the bands."""
+        """True if the command does not fit by the central figures, but does by others within the bands."""
         return not self.ledger.fits and self.ledger.fits_at_high_end and not any(map(stops_the_start, self.findings))
 
 
@@ -81,13 +81,13 @@ class PlanInput:
         return MemoryPlan(self.model.name, ledger, findings, advice, self.checked, self.model.shape, notes, before)
 
     def certify(self) -> Certificate:
-        """Whether any request that the command admits can exceed the card."""
+        """Returns the certificate that no request the command admits can exceed the card, or what prevents it."""
         environment = dict(self.checked.launch.environment)
         return certificate_of(self.model, self.settings, self.flags, environment, self.replan)
 
 
 def plan_command(options: ServerOptions) -> MemoryPlan:
-    """The plan of the command after `--`, without what real starts taught."""
+    """The plan of the command after `--`, without corrections from real starts."""
     return read_command(options, "plan", learned=False).plan()
 
 
@@ -96,12 +96,12 @@ def plan_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
 
 
 def read_command(options: ServerOptions, command: str = "tune", *, learned: bool = True) -> PlanInput:
-    """The command after `--`, for those that plan it many times; `command` is the one that error lines name."""
+    """The command after `--`, for callers that plan it many times; error lines name the plimsoll command `command`."""
     return read_launch(options, *launches_named(options, command)[0], learned=learned)
 
 
 def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned: bool = True) -> PlanInput:
-    """A start that was found already, on the card that the options name; `learned`: with what real starts taught."""
+    """The plan's input for a launch, on the card that the options name; `learned`: with corrections from real starts."""
     engine = engine_meant(launch, options.vllm, None if options.vllm else installed_vllm())
     came_from = engine_named(options.came_from, "--from") if options.came_from is not None else None
     checked = check(launch, engine, came_from, config_of(launch, folder))
@@ -128,7 +128,7 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
             model, notes = replace(model, drafter=facts), (*notes, *more)
         except PlimsollError as error:
             notes += (f"the draft model {drafter} takes weights and KV of its own that are not in these figures: {error}",)
-    # What was learned of the model alone says nothing of it with a drafter beside it.
+    # Corrections for the model alone do not apply with a drafter beside it.
     corrections = read_corrections() if learned and model.drafter is None else {}
 
     def replan(changed: Settings) -> tuple[Ledger, list[Finding]]:
@@ -153,7 +153,7 @@ def _read_model(name: str, revision: str | None, overrides: Mapping[str, object]
 
     files = read_model(name, hub=hub, revision=revision)
     shape = ModelShape.from_config(overlaid(files.config, overrides))
-    # Whether the weights are known not to be packed: by their names, or because the catalogue holds such models' originals.
+    # True if the weights are known not to be packed: by their names, or because the catalogue holds such models' originals.
     # A folder or a repository may say so in a file of its own, and --hf-overrides may name one.
     if files.tensors is None:
         unquantised = files.source.startswith("bundled catalogue")
@@ -202,7 +202,7 @@ def installed_vllm() -> str | None:
 
 
 def corrections_file() -> Path:
-    """Where this user's corrections are kept; XDG wants a relative XDG_STATE_HOME to be ignored."""
+    """Returns the path of this user's corrections; a relative XDG_STATE_HOME is ignored, as XDG requires."""
     base = os.environ.get("XDG_STATE_HOME", "")
     home = os.path.expanduser("~")  # noqa: PTH111  (Path.home may raise)
     return Path(base if base.startswith("/") else f"{home}/.local/state") / "plimsoll" / "corrections.json"

@@ -17,14 +17,14 @@ from plimsoll.vllm.versions import Behaviour, Coverage
 AUTO_FIT = -1  # --max-model-len auto
 V0_CHUNKS_ABOVE = 32768
 SECOND_ENGINE_SINCE = (8, 0)  # compute capability, until 0.10
-# Models that attend to a picture or film in both directions, so that it must fit one batch: the tokens of the largest.
+# Tokens of the largest picture or film of models that attend to it in both directions, so that it must fit one batch.
 WHOLE_ITEM_TOKENS = {"gemma4": 32 * (70 + 2 + 6)}
 # Where the second model runner is the default: unquantised models of these architectures, then every dense one, then all.
 V2_EARLY_DENSE = {
     Behaviour.V2_RUNNER_QWEN3: {"Qwen3ForCausalLM"}, Behaviour.V2_RUNNER_LLAMA: {"LlamaForCausalLM", "MistralForCausalLM"}
 }  # fmt: skip
 V2_EARLY_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
-# What an encoder reads, by the names that vLLM 0.32.0 marks it with.
+# The inputs that an encoder reads, by the names that vLLM 0.32.0 marks it with.
 _BY_TOWER = {"vision": ("image", "video"), "audio": ("audio",)}
 _INPUTS = {
     **{(name, "vision"): ("image",) for name in ("gemma3", "gemma3n", "llama4", "llava", "llava_next", "mistral3", "pixtral")},
@@ -43,21 +43,21 @@ class Card:
     high_bytes: int
     compute_capability: tuple[int, int] | None = None
     used_bytes: int = 0  # by others, before vLLM starts
-    shares_host_memory: bool = False  # GB10 and Jetson: the host's own processes take of the same memory
+    shares_host_memory: bool = False  # GB10 and Jetson: the host's own processes use the same memory
     is_amd: bool = False
     is_named: bool = True  # False: known by its size alone
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The values in force of one launch, for one model on one card; sizes in bytes, lengths in tokens.
+    """The values in force for one launch of one model on one card; sizes in bytes, lengths in tokens.
 
-    Weights, KV cache and overhead all read this one. Defaults are those of vLLM 0.32.0 for Llama on an H100.
+    Weights, KV cache and overhead all read this class. Defaults are those of vLLM 0.32.0 for Llama on an H100.
     """
 
     release: str = Coverage.KV_RULES.last
     utilization: float = 0.92
-    max_model_len: int = 8192  # AUTO_FIT where vLLM is to choose: it lowers `model_context` to what fits
+    max_model_len: int = 8192  # AUTO_FIT where vLLM chooses: it lowers `model_context` to what fits
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
     tensor_parallel: int = 1
@@ -91,15 +91,15 @@ class Settings:
     mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
     mamba_cache_mode: str = "none"
-    # What the scheduler is told; memory does not depend on it, `simulate` does.
+    # The scheduler's settings; memory does not depend on them, `simulate` does.
     chunked_prefill: bool = True
     scheduling_policy: str = "fcfs"
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
     reserve_full_isl: bool = True
-    # Of the model and the card, as far as vLLM's own choices depend on them.
+    # Facts of the model and the card that vLLM's own choices depend on.
     model_context: int = 8192  # the model's own longest
-    auto_dtype: str = "bfloat16"  # what --dtype auto comes to
+    auto_dtype: str = "bfloat16"  # the type that --dtype auto chooses
     interleaved: bool = False  # a cache layout with the block outermost (BLHNC, BLNHC): DeepSeek V4
     gpu_bytes: int = 80 * GIB
     compute_capability: tuple[int, int] | None = None
@@ -115,7 +115,7 @@ class Settings:
 
     @property
     def auto_fit(self) -> bool:
-        """Whether vLLM chooses the context: --max-model-len auto, or -1."""
+        """True if vLLM chooses the context: --max-model-len auto, or -1."""
         return self.max_model_len == AUTO_FIT
 
     @property
@@ -125,18 +125,18 @@ class Settings:
 
     @property
     def model_dtype(self) -> str:
-        """The type that activations and an unquantised cache have: as given, else 16 bits as vLLM picks."""
+        """The type of activations and of an unquantised cache: as given, else the 16-bit type that vLLM picks."""
         given = {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype)
         return self.auto_dtype if given == "auto" else given
 
     @property
     def has_fixed_cache(self) -> bool:
-        """Whether somebody set the size of the cache, which vLLM then allocates whether it fits or not."""
+        """True if the command sets the size of the cache, which vLLM then allocates whether it fits or not."""
         return self.kv_cache_memory_bytes is not None or self.num_gpu_blocks_override is not None
 
     @property
     def drafts_with_own_head(self) -> bool:
-        """Whether the model's own multi-token head drafts."""
+        """True if the model's own multi-token head drafts."""
         method = (self.speculative or {}).get("method")
         return isinstance(method, str) and "mtp" in method
 
@@ -147,7 +147,7 @@ class Settings:
 
 
 class Flags:
-    """Looks values up by flag name: the command's last word on it, else the release's default."""
+    """Looks values up by flag name: the command's last value of it, else the release's default."""
 
     def __init__(self, line: CommandLine, release: str) -> None:
         self.release = release
@@ -162,7 +162,7 @@ class Flags:
                 self.given[argument.row.name] = argument
 
     def text(self, name: str) -> str | None:
-        """The value as typed; None where there is none, or where it is a variable nobody resolved."""
+        """The value as typed; None where there is none, or where it is an unresolved variable."""
         argument = self.given.get(name)
         if argument is None or not argument.values or argument.values[-1] in ("", "None") or "$" in argument.values[-1]:
             return None
@@ -181,7 +181,7 @@ class Flags:
         return default if isinstance(default, int) and not isinstance(default, bool) else None
 
     def at_least_one(self, name: str) -> int:
-        """A whole number that counts something; 1 where nothing is said."""
+        """A whole number of at least 1; 1 where there is no value."""
         given = self.integer(name)
         if given is not None and given < 1:
             raise BadInput(f"{name} must be at least 1, not {given}")
@@ -203,7 +203,7 @@ class Flags:
         return self.text(name) or (default if isinstance(default, str) and default else otherwise)
 
     def switch(self, name: str) -> bool | None:
-        """Whether a switch is on; None where nobody says."""
+        """True if the switch is on; None where neither the command nor the release's default says."""
         argument = self.given.get(name)
         if argument is None:
             default = self.default(name)
@@ -213,7 +213,7 @@ class Flags:
         return not argument.is_negated
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """The value as a JSON object, with the dotted flags laid over it; empty where nothing is said."""
+        """The value as a JSON object, with the dotted flags laid over it; empty where there is no value."""
         text = self.text(name)
         merged: dict[str, Any] = {}
         if text is not None:
@@ -231,7 +231,7 @@ class Flags:
 
 
 def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShape, card: Card) -> Settings:
-    """The values in force, as vLLM of that release would arrive at them on that card."""
+    """The values in force, as vLLM of that release would choose them on that card."""
     release = flags.release
     # Until 0.10 the second engine (V1) refused cards before Ampere, and vLLM fell back to the first.
     is_v1 = Behaviour.V1_ENGINE.is_in(release)
@@ -261,7 +261,7 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
         stages = tuple(int(part) for part in partition.split(",")) if partition else None
     except ValueError:
         raise BadInput(f"VLLM_PP_LAYER_PARTITION={partition!r} is not a list of layer counts") from None
-    # vLLM does not load encoders of which every kind of input has a limit of 0.
+    # vLLM does not load an encoder if every kind of input it reads has a limit of 0.
     kinds = [_INPUTS.get((shape.model_type, tower.what), _BY_TOWER.get(tower.what, (tower.what,))) for tower in shape.towers]
     no_inputs = bool(kinds) and all(limit_of(limits, kind) == 0 for each in kinds for kind in each)
     text_alone = Behaviour.UNREAD_TOWERS.is_in(release) and no_inputs
@@ -321,7 +321,7 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
 
 
 def auto_dtype_of(shape: ModelShape) -> str:
-    """The 16 bits that vLLM picks for a checkpoint where --dtype says nothing."""
+    """The 16-bit type that vLLM picks for a checkpoint without --dtype."""
     return "bfloat16" if shape.dtype in (None, "bfloat16", "float32") else shape.dtype
 
 
@@ -339,7 +339,7 @@ def v2_by_default(release: str, shape: ModelShape) -> bool:  # config/vllm.py
 
 
 def caches_prefixes_by_default(shape: ModelShape, release: str) -> bool:
-    """Whether the second engine (V1) turns prefix caching on for this model when no flag says so."""
+    """True if the second engine (V1) turns prefix caching on for this model when no flag decides it."""
     if any(kind.keeps_state for kind in shape.kinds):
         is_hybrid = any(kind.keeps_tokens for kind in shape.kinds)  # attention-free models: off in every release
         return is_hybrid and Behaviour.HYBRID_PREFIX_CACHING.is_in(release)

@@ -1,7 +1,7 @@
-"""Reads a real start, and writes down what it taught: one JSON file of numbers in the user's state folder (docs/learn.md).
+"""Reads a real start, and stores the corrections from it: one JSON file of numbers in the user's state folder (docs/learn.md).
 
-Two that write at once wait for each other. A file that cannot be understood is never written over: it may be a newer
-plimsoll's, or the only copy of something.
+Two processes that write at once wait for each other. A file that cannot be understood is never written over: it may be a
+newer plimsoll's, or the only copy of something.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOCK_PAUSE = 0.05
 
 
 def store(key: str, correction: Correction, path: Path | None = None, *, wait_seconds: float = LOCK_SECONDS) -> None:
-    """Add these starts to what is known under the key."""
+    """Adds these starts to those stored under the key."""
     target = _target(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -43,7 +43,7 @@ def store(key: str, correction: Correction, path: Path | None = None, *, wait_se
 
 
 def forget(path: Path | None = None, *, wait_seconds: float = LOCK_SECONDS) -> int:
-    """Drop all that was learned; how many corrections that were."""
+    """Drops all corrections and returns how many there were."""
     target = _target(path)
     try:
         if not target.exists():
@@ -57,12 +57,12 @@ def forget(path: Path | None = None, *, wait_seconds: float = LOCK_SECONDS) -> i
 
 
 def _target(path: Path | None) -> Path:
-    return Path(os.path.realpath(path or corrections_file()))  # a link stays a link: what it leads to is replaced
+    return Path(os.path.realpath(path or corrections_file()))  # a link stays a link: its target is replaced
 
 
 @contextmanager
 def _locked(target: Path, wait_seconds: float) -> Iterator[None]:
-    """Alone with the file. The lock is a file of its own, because the other one is replaced; it is never removed."""
+    """Holds the file's lock. The lock is a file of its own, because the other one is replaced; it is never removed."""
     descriptor = os.open(target.with_name(target.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + wait_seconds
@@ -79,8 +79,8 @@ def _locked(target: Path, wait_seconds: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-# A start is read from its log, plain or gzip, or from the startup plan that vLLM itself keeps. Numbers are all that leaves this
-# module; arguments, paths and names in the log are passed over.
+# A start is read from its log, plain or gzip, or from the startup plan that vLLM itself keeps. Only numbers leave this module;
+# arguments, paths and names in the log are skipped.
 LOG_MAX_BYTES = 256 << 20  # unpacked
 LINE_MAX_BYTES = 64 << 10
 BLOCK_BYTES = 1 << 20
@@ -125,7 +125,7 @@ def _startup_plan(head: bytes, path: Path) -> Measured | None:
 
 
 def _lines(head: bytes, stream: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The lines that may tell something; an endless one comes in pieces. Most of a log is passed over a block at a time."""
+    """Yields the lines that may hold a figure, an endless one in pieces. Most of a log is skipped a block at a time."""
     read, rest = len(head), head
     while more := stream.read(BLOCK_BYTES):
         read += len(more)

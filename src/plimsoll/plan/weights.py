@@ -1,4 +1,4 @@
-"""What the weights take on one GPU: of the rank that rules, the heaviest.
+"""The memory that the weights take on one GPU: on the heaviest rank, which decides.
 
     |  first stage             |  ...  |  last stage            |     pipeline: by layers
     | embed, layers            | layers| layers, norm, lm_head  |     encoders and rotary tables on every stage
@@ -6,9 +6,9 @@
       norms, routers, latent down-projections and (beyond the KV heads) k and v on every rank;
       experts over tensor x data ranks, by width or, with expert parallelism, by count.
 
-`weights_from_shape` needs no more than a config.json; what a checkpoint itself says is in weights_checkpoint.py.
-Both give what vLLM prints as "Model loading took": parameters, rotary tables and the allocator's rounding. A draft
-model is another call.
+`weights_from_shape` needs no more than a config.json; weights_checkpoint.py counts a checkpoint's own tensors.
+Both give the figure that vLLM prints as "Model loading took": parameters, rotary tables and the allocator's rounding.
+A draft model takes another call.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RankTensor(NamedTuple):
     inputs: int = 1
     storage: Storage = Storage.PLAIN
     stack: int = 1
-    pieces: int = 1  # how many matrices of the checkpoint are fused in it: each has a LoRA of its own
+    pieces: int = 1  # matrices of the checkpoint that are fused in it: each has a LoRA of its own
 
     @property
     def elements(self) -> int:
@@ -64,7 +64,7 @@ class RankTensor(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """Over how many ranks each kind of tensor is cut."""
+    """The number of ranks each kind of tensor is cut over."""
 
     tensor: int = 1
     experts: int = 1
@@ -280,12 +280,12 @@ def _linear(kind: LayerKind, shape: ModelShape, ranks: int) -> list[RankTensor]:
 
 _ALTUP_INPUTS = 4  # Gemma 3n's altup_num_inputs and laurel_rank, equal in both published sizes
 _LAUREL_RANK = 64
-# Shortened as vLLM shortens them: the stretch is in the table, not in max_position_embeddings.
+# Rope types whose table has original context x factor rows in vLLM, whatever max_position_embeddings is.
 _FROM_ORIGINAL = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
 
 
 class Ends(NamedTuple):
-    """What the first stage holds before its layers, and the last after them."""
+    """The tensors of the first stage before its layers, and of the last after them."""
 
     first: list[RankTensor]
     last: list[RankTensor]
@@ -293,7 +293,7 @@ class Ends(NamedTuple):
 
 
 def end_parts(shape: ModelShape, family: Family, ranks: int) -> Ends:
-    """Embeddings, head and what else belongs to no layer."""
+    """Embeddings, head and the other tensors that belong to no layer."""
     rows = ceil_div(padded_vocabulary(shape.vocab_size), ranks)
     embedding = RankTensor("embed_tokens", rows, shape.embedding_size)
     first = [embedding]
@@ -371,10 +371,10 @@ ALLOCATOR_SLACK = 8 * MIB
 def band_of(
     shape: ModelShape, family: Family, scheme: Scheme | None, *, unclear: bool, towers_known: bool
 ) -> tuple[float, float, str]:
-    """Shares of the value below and above it, and the class of this model and its storage that they come from.
+    """The band below and above the value, as shares of it, and the class of this model and its storage that they come from.
 
-    Each is the largest residual of its class in the published starts, said against measured, rounded up, without the strays
-    named beside it; `python -m benchmarks.weights_accuracy` prints them all.
+    Each is the largest residual of its class in the published starts, predicted against measured, rounded up, without the
+    outliers named beside it; `python -m benchmarks.weights_accuracy` prints them all.
     """
     hybrid = any(layer.kind.keeps_state for layer in shape.layers)
     width = "" if scheme is None else scheme.width
@@ -423,7 +423,7 @@ def _experts(prefix: str, shape: ModelShape, family: Family, ranks: Ranks) -> li
     own = width if ranks.by_expert else ceil_div(width, ranks.experts)
     rows = own * (2 if family.gated else 1)
     router = Storage.FLOAT32 if family.router_float32 else Storage.PLAIN
-    if shape.text_model_type == "gemma4_text":  # the experts stand beside the dense block, not in it
+    if shape.text_model_type == "gemma4_text":  # the experts are beside the dense block, not in it
         prefix = "moe"
     parts = [
         RankTensor(f"{prefix}.gate", moe.experts, shape.hidden_size, router),
@@ -447,36 +447,36 @@ def _experts(prefix: str, shape: ModelShape, family: Family, ranks: Ranks) -> li
 
 
 _PROJECTIONS = frozenset({"self_attn.kv_b_proj"})
-# What a checkpoint holds by itself: one GPU, no segment kept whole, no zero points widened.
+# The settings under which a checkpoint is counted by itself: one GPU, no segment kept whole, no zero points widened.
 ONE_GPU = Settings(release=Coverage.KV_RULES.first)
 
 
 def ranks_of(settings: Settings) -> Ranks:
-    """Over how many ranks each kind of tensor is cut; experts also over the data-parallel ones."""
+    """The number of ranks each kind of tensor is cut over; experts are also cut over the data-parallel ones."""
     experts = settings.tensor_parallel * settings.data_parallel
     return Ranks(settings.tensor_parallel, experts, settings.expert_parallel and experts > 1)
 
 
 def has_wide_zeros(settings: Settings) -> bool:
-    """Whether AWQ's zero points take 16 bits: Machete multiplies them by the scales."""
+    """True if AWQ's zero points take 16 bits: Machete multiplies them by the scales."""
     return settings.compute_capability == (9, 0) and Behaviour.AWQ_MACHETE.is_in(settings.release)
 
 
 def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estimate:
-    """The weights of the rank that rules, from the sizes in config.json; the checkpoint's own quantisation wins."""
+    """The weights of the heaviest rank, from the sizes in config.json; the checkpoint's own quantisation wins."""
     check_split(shape, settings)
     family = family_of(shape)
     stored = shape.quantization or (named_scheme(settings.quantization) if settings.quantization else None)
     expert_dtype = shape.moe.expert_dtype if shape.moe else None
     scheme = scheme_of(stored, expert_dtype, wide_zeros=has_wide_zeros(settings)) if stored else None
     unclear = scheme is None and (stored is not None or settings.quantization is not None)
-    if unclear:  # half a byte to two bytes a weight: the middle of what it may be
+    if unclear:  # half a byte to two bytes a weight: the middle of that range
         scheme = scheme_of(Quantization("fp8", bits=8))
     whole_segments = Behaviour.WHOLE_SEGMENTS.is_in(settings.release)
     ignored = stored.ignored if stored else ()
     is_guess, all_quantised = stored is not None and stored.by_name and scheme is not None and scheme.width == "4", ignored
-    # A hybrid's plain AWQ and GPTQ leave all attention in 16 bits (QuantTrio/Qwen3.5-9B-AWQ: 11.21 GiB, not 8.1); what calls
-    # itself AWQ-4bit does not (cyankiwi).
+    # A hybrid's plain AWQ and GPTQ leave all attention in 16 bits (QuantTrio/Qwen3.5-9B-AWQ: 11.21 GiB, not 8.1); checkpoints
+    # named AWQ-4bit do not (cyankiwi).
     leaves_attention = stored is not None and stored.method in ("awq", "gptq") and any(k.keeps_state for k in shape.kinds)
     is_guess = is_guess and (shape.moe is not None or leaves_attention)
     if is_guess:  # beside the experts, linear attention is left in 16 bits
@@ -560,7 +560,7 @@ def next_token_head(shape: ModelShape, settings: Settings, family: Family, stori
 
 
 def heaviest(per_layer: Sequence[int], settings: Settings, first: int = 0, last: int = 0) -> int:
-    """Of all pipeline stages, with what the first holds before its layers and the last after them."""
+    """Returns the bytes of the heaviest pipeline stage; `first` and `last` are those stages' bytes beside their layers."""
     spans = layers_by_stage(len(per_layer), settings.pipeline_parallel, settings.pipeline_partition)
     totals = [sum(per_layer[span.start : span.stop]) for span in spans]
     totals[0] += first
@@ -583,7 +583,7 @@ def _sum(parts: Sequence[RankTensor], storing: StorageRules, rules: tuple[str, .
 
 
 def part_bytes(part: RankTensor, item: int, scheme: Scheme | None, *, alone: bool) -> tuple[int, int]:
-    """The bytes of one matrix and of its scales; `alone` where the checkpoint leaves its module alone."""
+    """The bytes of one matrix and of its scales; `alone` where the checkpoint leaves its module unquantised."""
     if part.storage is Storage.FLOAT32:
         return part.elements * 4, 0
     is_expert = part.storage is Storage.EXPERTS

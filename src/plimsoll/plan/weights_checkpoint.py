@@ -65,8 +65,8 @@ _WHOLE = re.compile(rf"norm|{_named('whole', _OR_END).pattern}|layer_?norm")
 
 
 def place_of(name: str, shape: ModelShape) -> tuple[int | None, Cut]:
-    """Where vLLM puts a tensor: in a decoder layer, before (-1) or after (None) all of them, or on every stage; and how it is
-    cut."""
+    """Returns the place of a tensor in vLLM and its cut: the number of a decoder layer, -1 before all of them, None after all,
+    or EVERY_STAGE."""
     if _SKIPPED.search(name):
         return None, Cut.SKIPPED
     if _TOWER.search(name):
@@ -125,7 +125,7 @@ def rank_bytes(name: str, dtype: str, shape: tuple[int, ...], cut: Cut, model: M
 def weights_from_tensors(
     tensors: Iterable[tuple[str, str, Sequence[int]]], shape: ModelShape, settings: Settings = ONE_GPU
 ) -> Estimate:
-    """The weights of the rank that rules, from the names, types and shapes in the headers of a checkpoint."""
+    """The weights of the heaviest rank, from the names, types and shapes in the headers of a checkpoint."""
     check_split(shape, settings)
     ranks, item = ranks_of(settings), item_bytes(settings)
     wide_zeros = has_wide_zeros(settings)
@@ -175,10 +175,10 @@ def weights_from_tensors(
 
 
 def weights_from_total(total_bytes: int, shape: ModelShape, settings: Settings = ONE_GPU) -> Estimate:
-    """The weights of the rank that rules, from the total in a checkpoint's index: the total times this rank's share.
+    """The weights of the heaviest rank, from the total in a checkpoint's index: the total times this rank's share.
 
-    The total may hold MTP layers that vLLM does not load, and the share of a family we do not know is a guess; a
-    checkpoint is not smaller in memory than by its MTP layers, so the band below is one layer in so many.
+    The total may hold MTP layers that vLLM does not load, and the share of a family we do not know is a guess. In memory a
+    checkpoint is smaller by its MTP layers at most, so the band below is one layer's part of the total.
     """
     whole, here = weights_from_shape(shape), weights_from_shape(shape, replace(settings, dtype="bfloat16"))
     value = total_bytes * here.value // max(1, whole.value)
@@ -195,7 +195,7 @@ _ADAPTED_PLAIN = frozenset({"conv1d", "linear_attn.in_proj_ba", "self_attn.b_pro
 
 
 def parameters(shape: ModelShape) -> int:
-    """How many parameters vLLM loads of the whole model, without MTP layers and without padding."""
+    """The number of the whole model's parameters that vLLM loads, without MTP layers and without padding."""
     family, ranks = family_of(shape), Ranks()
     ends = end_parts(shape, family, 1)
     parts = [*ends.first, *ends.last]
@@ -211,7 +211,7 @@ def parameters(shape: ModelShape) -> int:
 
 
 def routed_parameters(shape: ModelShape) -> int:
-    """Those of them that belong to experts which a router picks: a token meets only some of them."""
+    """The number of those parameters that belong to experts a router picks: a token uses only some of them."""
     family, ranks = family_of(shape), Ranks()
     return sum(
         part.elements
@@ -224,7 +224,7 @@ def routed_parameters(shape: ModelShape) -> int:
 def lora_bytes(shape: ModelShape, settings: Settings) -> Estimate:
     """The LoRA slots vLLM allocates at start: an A and a B of full rank for every matrix it can adapt, experts included.
 
-    Of models that are not listed the band reaches up to where the words have one, too: which have differs by release.
+    For models that are not listed the band reaches up to slots for embedding and head as well: this differs by release.
     """
     family, ranks = family_of(shape), ranks_of(settings)
     sizes = []

@@ -1,4 +1,4 @@
-"""What decides the size of a model's weights beside its config.json: its family's code, its encoder's, its quantisation."""
+"""Tables that decide the size of a model's weights beside its config.json: family, encoder and quantisation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plimsoll.units import ceil_div, round_up
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family's code has beside the matrices its config.json names, read in vllm/model_executor/models of 0.32.0.
+    """The parts of a family's code that its config.json does not name, read in vllm/model_executor/models of 0.32.0.
 
     The rows are in models/data/families.json; a family that is not there is planned like Llama, with a wide band.
     """
@@ -48,7 +48,7 @@ FAMILIES: Mapping[str, Family] = {
 UNKNOWN_FAMILY = Family(known=False)
 
 
-# What a tensor weighs once it is quantised, and which tensors are left alone.
+# The size of a quantised tensor, and which tensors are left unquantised.
 #
 # Bytes per matrix, o outputs by i inputs (vllm/model_executor/layers/quantization of 0.32.0):
 #
@@ -120,7 +120,7 @@ def _all(size: Sizes, width: str, *, towers: bool = False) -> Scheme:
 
 
 def named_scheme(flag: str) -> Quantization | None:
-    """What a --quantization flag alone says; None where the method does not fix the width."""
+    """Returns the quantisation that a --quantization flag alone fixes; None where the method does not fix the width."""
     name = flag.lower()
     if name in ("awq", "awq_marlin", "gptq", "gptq_marlin"):
         return Quantization(name, bits=4, group_size=128)
@@ -156,7 +156,7 @@ def _floats(group: int) -> Sizes:
 
 @lru_cache(maxsize=64)
 def sorted_rules(ignored: tuple[str, ...]) -> tuple[tuple[str, ...], dict[int, tuple[str, ...]]]:
-    """The names a checkpoint leaves alone: those for every layer, and those for one."""
+    """The module names a checkpoint leaves unquantised: those for every layer, and those for one."""
     general: list[str] = []
     single: dict[int, list[str]] = {}
     for entry in ignored:
@@ -174,7 +174,7 @@ def _usual(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def left_alone(name: str, rules: tuple[str, ...], single: tuple[str, ...]) -> bool:
-    """Whether a module of a layer is among those left alone."""
+    """True if a layer's module is among those left unquantised."""
     full = f"model.layers.0.{name}"
     for rule in single:
         if rule == "*" or name == rule or name.startswith(f"{rule}.") or fnmatchcase(name, rule):
@@ -191,7 +191,7 @@ def left_alone(name: str, rules: tuple[str, ...], single: tuple[str, ...]) -> bo
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What an encoder's code has beside the sizes its config gives."""
+    """The parts of an encoder's code that its config does not give."""
 
     gated: bool = False
     bias: bool = True
@@ -206,7 +206,7 @@ class Style:
     projector: str = "merger"  # "merger": two matrices; "single": one; "pixtral" and "llama4": as those do
     skipped: int = 0  # layers at the end that vLLM does not load
     patch_bias: bool = True
-    width: int | None = None  # the encoder's width, where `hidden_size` in its config means what it puts out
+    width: int | None = None  # the encoder's width, where `hidden_size` in its config means the width of its output
 
 
 STYLES: Mapping[str, Style] = {

@@ -64,7 +64,7 @@ def whole_number(what: str, text: str, most: int) -> int:
 
 
 class WorkloadVerdict(StrEnum):
-    """What becomes of the workload."""
+    """The outcome for a workload."""
 
     FITS = "fits"
     PREEMPTS = "may-preempt"  # the prompts fit, all requests at their end do not: some may be preempted and computed again
@@ -78,7 +78,7 @@ class WorkloadVerdict(StrEnum):
 
 
 class Workload(NamedTuple):
-    """Requests as (prompt, output) tokens, one pair where all are alike, and how many are to run at once (None: not said)."""
+    """Requests as (prompt, output) tokens, one pair where all are alike, and how many run at once (None: not given)."""
 
     requests: tuple[tuple[int, int], ...]
     concurrency: int | None = None
@@ -135,7 +135,7 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkloadAnswer:
-    """What a plan says about a workload; counts are of all engines together, blocks and bytes of one GPU."""
+    """A plan's answer about a workload; counts are of all engines together, blocks and bytes of one GPU."""
 
     workload: Workload
     verdict: WorkloadVerdict
@@ -174,7 +174,7 @@ def pool_of(ledger: Ledger, model: ModelFacts) -> Pool:
 
 
 def judge(workload: Workload, pool: Pool) -> WorkloadAnswer:
-    """What a launch with this cache makes of the workload."""
+    """Returns the answer for the workload on a launch with this cache."""
     limit = pool.plan.max_model_len
     served = [request for request in workload.requests if sum(request) <= limit]
     kept = served or list(workload.requests)
@@ -247,7 +247,7 @@ def waste_of(lengths: Sequence[int], in_force: Iterable[int] = ()) -> tuple[Wast
 
 
 class _Load:
-    """Blocks of each request of a workload, to be had again and again."""
+    """Blocks of each request of a workload; the workload repeats for any number of requests."""
 
     def __init__(self, blocks: Iterable[int]) -> None:
         self._largest_first = list(accumulate(sorted(blocks, reverse=True), initial=0))
@@ -290,7 +290,7 @@ def _counter(pool: Pool, *, is_settled: bool = False) -> Callable[[int], int]:
     return count
 
 
-# What fits for every context and every concurrency: one plan a context, one answer a cell.
+# The grid of every context and every concurrency: one plan a context, one answer a cell.
 
 MOST_VALUES = 64  # of one axis
 _MATRIX_LIMITS = {"context": MOST_TOKENS, "concurrency": MOST_REQUESTS}
@@ -317,7 +317,7 @@ class MatrixSpec(NamedTuple):
 
 
 class CellState(StrEnum):
-    """What becomes of so many requests of the full context at once."""
+    """The outcome for a number of requests of the full context at once."""
 
     FITS = "fits"
     RISK = "preemption-risk"
