@@ -1,4 +1,4 @@
-"""From the keys of a config.json to a `ModelShape`: the one place that knows how each family spells its sizes."""
+"""Reads a config.json into a `ModelShape`: the one place that knows how each family spells its sizes."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Keys:
 
     _values: Mapping[str, object]
     _path: str = ""
-    defaults: Mapping[str, object] = field(default_factory=dict)  # what transformers fills in where a key is absent altogether
-    defaulted: dict[str, object] = field(default_factory=dict)  # those that were asked for: the file did not say so
+    defaults: Mapping[str, object] = field(default_factory=dict)  # transformers' values for keys that are absent altogether
+    defaulted: dict[str, object] = field(default_factory=dict)  # the defaults that were used: the file did not give them
 
     def has(self, *names: str) -> bool:
         return any(self._values.get(name) is not None for name in names)
@@ -165,21 +165,21 @@ class Keys:
         return tuple(found)
 
     def values(self) -> Iterable[Keys]:
-        """The nested objects of this one, whatever they are called; anything else in it is passed over."""
+        """The nested objects of this one, whatever they are called; other values are skipped."""
         return (
             Keys(value, f"{self._path}{name}.") for name, value in self._values.items() if isinstance(value, Mapping) and value
         )
 
     def is_word(self, name: str) -> bool:
-        """Whether the key holds a string, where a family allows either."""
+        """True if the key holds a string, for keys that may also hold something else."""
         return isinstance(self._find((name,))[1], str)
 
     def is_list(self, name: str) -> bool:
-        """Whether the key holds a list, where a family allows either."""
+        """True if the key holds a list, for keys that may also hold something else."""
         return isinstance(self._find((name,))[1], (list, tuple))
 
     def size(self, *names: str) -> int | None:
-        """A size that only describes something: what is not a sensible whole number is unknown, not an error."""
+        """A size that only describes something; None, not an error, where it is not a sensible whole number."""
         _, value = self._find(names)
         number = _whole(value)
         return number if number is not None and 0 < number <= WIDTH_MAX else None
@@ -193,7 +193,7 @@ def _whole(value: object) -> int | None:
 
 
 def _shown(value: object) -> str:
-    """A value in one short line, without walking into what may be deep or long."""
+    """A value in one short line, without walking into values that may be deep or long."""
     if isinstance(value, (bool, float)):
         return repr(value).lower()
     if isinstance(value, int):
@@ -234,7 +234,7 @@ def _tower(what: str, keys: Keys) -> Tower:
 
 
 def _quantization(parts: Sequence[Keys], notes: list[str]) -> Quantization | None:
-    """How the weights are quantised, from wherever the file says it (vLLM: the top level, else the text part)."""
+    """The weights' quantisation, from the part of the file that has it (vLLM: the top level, else the text part)."""
     found = (part.child("quantization_config") or part.child("compression_config") for part in parts)
     outer = next((quant for quant in found if quant is not None), None)
     if outer is None:
@@ -294,7 +294,7 @@ def _width(quant: Keys, method: str, algorithm: str | None, notes: list[str]) ->
 
 
 _NESTING_MAX = 4
-# The stretch these apply is already in max_position_embeddings (vLLM's _get_and_verify_max_len).
+# Rope types whose stretch is already in max_position_embeddings (vLLM's _get_and_verify_max_len).
 _ALREADY_STRETCHED = frozenset({"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
 
 
@@ -326,7 +326,7 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
                 f" for {frames:,} frames{heard} and {4 * shape.hidden_size * width / 2**20:.0f} MiB of weights."
             )
         notes.append(said)
-    # Whether the output head reuses the embeddings: what the file says, innermost first, else what the family does.
+    # True if the output head reuses the embeddings: as the file says, innermost part first, else as the family does.
     usual = True if family in TIED else False if family in UNTIED else None
     flags = (part.flag("tie_word_embeddings") for part in reversed(parts))
     tied = next((flag for flag in flags if flag is not None), usual)
@@ -380,8 +380,8 @@ def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder
     indexer, marked = with_indexers(layers, text)
     longest, default, rope = _context(text, family, notes)
     gate = text.flag("attn_output_gate")
-    # Layers that predict several tokens at once (MTP); vLLM loads them only for speculative decoding, and takes one for granted
-    # in Qwen3.5.
+    # Layers that predict several tokens at once (MTP); vLLM loads them only for speculative decoding, and assumes one in
+    # Qwen3.5.
     mtp = text.count(*_SPELLINGS["mtp_layers"], least=0, most=LAYERS_MAX)
     has_conv = LayerKind.SHORT_CONV in kinds
     return ModelShape(
@@ -473,7 +473,7 @@ def _kv_heads(text: Keys, family: str, attention: int) -> int:
     if family == "minicpm3":
         return attention
     kv = text.count_or_largest(*_SPELLINGS["kv_heads"], most=HEADS_MAX)
-    if not kv and (blocks := text.children("block_configs")):  # Nemotron-NAS: those of the first attention block
+    if not kv and (blocks := text.children("block_configs")):  # Nemotron-NAS: the KV heads of the first attention block
         groups = (a.count("n_heads_in_group", most=HEADS_MAX) for b in blocks if (a := b.child("attention")) is not None)
         group = next((group for group in groups if group), None)
         kv = max(1, attention // group) if group else None
@@ -511,7 +511,7 @@ def _moe(text: Keys, family: str) -> Moe | None:
 
 
 def _context(text: Keys, family: str, notes: list[str]) -> tuple[int, int, RopeScaling | None]:
-    """The longest context, the one taken by default, and the stretch behind them."""
+    """The longest context, the default one, and the rope scaling behind them."""
     stated = [n for name in _SPELLINGS["context"] if (n := text.count(name, most=CONTEXT_MAX)) is not None]
     longest = text.count("model_max_length", most=CONTEXT_MAX) or min(stated, default=None)
     if longest is None:
@@ -546,7 +546,7 @@ def _context(text: Keys, family: str, notes: list[str]) -> tuple[int, int, RopeS
 
 
 def _mamba(text: Keys, family: str, hidden: int, kinds: Sequence[LayerKind]) -> Mamba | None:
-    """The Mamba state, by the names of whichever family has one."""
+    """The Mamba state, by the key names of any family that has one."""
     two = LayerKind.MAMBA2 in kinds or LayerKind.FULL_AND_MAMBA2 in kinds
     if not two and LayerKind.MAMBA1 not in kinds:
         return None

@@ -1,11 +1,11 @@
-"""Derives a model that is not in the catalogue from one that is: the same weights tuned, dated, copied or quantised anew.
+"""Derives a model that is not in the catalogue from one that is: an edition, a copy or another quantisation of it.
 
     Qwen/Qwen3-32B-AWQ             Qwen/Qwen3-32B, quantised as its name says
     google/gemma-4-26B-A4B-it      google/gemma-4-26B-A4B
     unsloth/gpt-oss-20b            openai/gpt-oss-20b
     Qwen/Qwen3.6-27B               nvidia/Qwen3.6-27B-NVFP4 without its quantisation
 
-The shape is always that of a catalogued model, never worked out from a name. What the name cannot tell is said in the notes.
+The shape is always a catalogued model's, never worked out from a name. The notes say what the name cannot tell.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _QUANTIZED: tuple[tuple[str, str | None, str, Mapping[str, Any] | None], ...] = 
 )
 # Endings of one model's editions, which share a shape: tuned for instructions, dated, in another format.
 _EDITION = r"instruct|it|chat|base|thinking|reasoning|hf|pt|text|2\d{3}|[01]\d{3}|0[1-9]-20\d\d"
-# Endings that say nothing of the shape: how it may be drafted, what it was made for, what it no longer refuses, which file of a
-# GGUF repository.
+# Endings that do not change the shape: a drafter, the engine or card the model was made for, removed refusals, a file of a GGUF
+# repository.
 _ASIDE = r"[-_.](?:mtp|dspark|vllm|sglang|awq-marlin|dynamo|rtx-?\d{4}|abliterated|uncensored|heretic)|:[\w.-]+"
-# Makers whose own checkpoints are quantised: without a file nobody can say how much of one is.
+# Makers whose own checkpoints are quantised: without a file it is unknown how much of one is.
 _BORN_QUANTISED = ("deepseek", "kimi", "minimax", "gpt-oss", "mistral", "ministral", "devstral", "magistral")
 _NOT_QUANTISED_ALIKE = (
     "Parts that a quantised checkpoint keeps in 16 bits, often attention, experts' routers or towers, are not known"
@@ -35,7 +35,7 @@ _NOT_QUANTISED_ALIKE = (
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """A model's name taken apart: what is left of it, and what its endings say."""
+    """A model's name split into its stem and what its endings mean."""
 
     stem: str
     editions: tuple[str, ...]
@@ -69,7 +69,7 @@ def _parsed(name: str) -> _Parsed:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """Which catalogued model stands for a name, and what is changed in its config."""
+    """The catalogued model that a name is derived from, and the changes to its config."""
 
     base: str
     settings: Mapping[str, Any] | None  # a quantization_config to put in; None where there is none

@@ -1,13 +1,13 @@
-"""Finds a model by the word that follows `vllm serve`, and reads its config.json and the size of its weights.
+"""Finds a model by the word after `vllm serve`, and reads its config.json and the size of its weights.
 
     folder, or path to config.json  ->  Hugging Face's cache  ->  our own cache  ->  bundled catalogue  ->  hub, if allowed
         ->  derived from the catalogue
 
-Only the hub is asked over the network. The first source that knows the model answers, and says who it was. No weights are
-opened: a safetensors file is read up to the end of its header, of a pickle (.bin, .pt, .pth) only the size is taken.
+Only the hub needs the network. The first source that knows the model answers, and `source` names it. No weights are
+opened: a safetensors file is read up to the end of its header, and only the size of a pickle (.bin, .pt, .pth) is read.
 
 The bundled data/models.json is written by `python -m lab.write_model_catalogue`: one model a line, only the keys that
-ModelShape reads, each with where it is known from. A model may be "like" another, with the keys in which it differs.
+ModelShape reads, each with its source. A model may be "like" another, with the keys in which it differs.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ INDEX_MAX_BYTES = 128 << 20
 _CATALOGUE = Path(__file__).parent / "data" / "models.json"
 _ENTRIES_MAX = 20_000
 _PICKLES = (".bin", ".pt", ".pth")
-# What a trainer leaves behind and vLLM passes over.
+# Files that a trainer leaves behind and vLLM ignores.
 _NOT_WEIGHTS = frozenset({"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"})
 _DISAGREE = 0.01
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-# What a folder without config.json seems to be, by a name in it.
+# Guesses at what a folder without config.json is, by a name in it.
 _GGUF_FOLDER = "; GGUF is not supported: give the folder of the original model"
 _INSTEAD_OF_CONFIG = {
     "adapter_config.json": ": it holds a LoRA adapter; give the base model",
@@ -59,7 +59,7 @@ _INSTEAD_OF_CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What is known of a model before anything is launched."""
+    """A model's config.json, tensors and size of weights, read before anything is launched."""
 
     name: str
     config: Mapping[str, object]
@@ -77,7 +77,7 @@ class Index(NamedTuple):
 
 
 class WeightFiles(NamedTuple):
-    """What the files of a model's weights say, and a note on how far that goes."""
+    """Tensors and total size by a model's weight files, and a note where they are incomplete."""
 
     tensors: tuple[TensorInfo, ...] | None
     total_bytes: int | None
@@ -105,7 +105,7 @@ def read_folder(folder: Path, name: str, source: str) -> ModelFiles:
 
 
 def with_quantization(config: dict[str, object], read: Callable[[], Mapping[str, object] | None]) -> dict[str, object]:
-    """The config with ModelOpt's hf_quant_config.json in it, where it does not itself say how it is quantised."""
+    """The config, with ModelOpt's hf_quant_config.json in it where the config names no quantisation."""
     inner = config.get("text_config")
     parts: list[Mapping[str, object]] = [config, inner] if isinstance(inner, Mapping) else [config]
     if any(part.get(key) for part in parts for key in _QUANTIZATION_KEYS):
@@ -119,7 +119,7 @@ def read_json(path: Path, most_bytes: int) -> Mapping[str, object]:
 
 
 def parse_json(content: bytes, most_bytes: int, where: str) -> Mapping[str, object]:
-    """A JSON object, however it was come by."""
+    """Parses a JSON object from any source; `where` names it in errors."""
     if len(content) > most_bytes:
         raise TooLarge(f"{where}: larger than {most_bytes >> 20} MiB, which no such file is")
     try:
@@ -155,7 +155,7 @@ def parse_index(index: Mapping[str, object], where: str) -> Index:
 
 
 def size_note(stated: int | None, found: int) -> str | None:
-    """A sentence where an index and its shards disagree on the size; the shards are right."""
+    """A note where an index and its shards disagree on the size (the shards are right), else None."""
     if stated is None or abs(stated - found) <= _DISAGREE * found:
         return None
     return f"The index states {stated:,} bytes of weights, the headers of its shards {found:,}; the headers were taken."
@@ -200,7 +200,7 @@ def _from_headers(folder: Path, files: Sequence[str], stated: int | None) -> Wei
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95})?")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/+]{0,199}")
-# Models that read texts and write none, by their names.
+# Names of models that read text and write none.
 _POOLS = re.compile(r"embed|rerank|(?:^|[/-])(?:bge|e5|gte)-|minilm|cross-encoder|retriev|reward", re.IGNORECASE)
 
 
@@ -235,7 +235,7 @@ def _find_model(name: str, hub: Callable[[], Hub] | None, revision: str | None, 
     known = _cached(name, revision, environment) or kept(cache, name, revision or "main")
     if known is not None:
         return known
-    # The catalogue knows models as they stand on main: for a revision of its own, the hub is the better witness.
+    # The catalogue has models as they are on main: for any other revision the hub is the better source.
     bundled = None
     if (model := bundled_model(name)) is not None:
         notes = []
@@ -293,18 +293,18 @@ KEPT_MAX_BYTES = 512 << 20
 
 
 def own_cache(environment: Mapping[str, str], home: Path) -> Path:
-    """Where plimsoll keeps what the hub answered."""
+    """Returns the folder in which plimsoll keeps the hub's answers."""
     base = environment.get("XDG_CACHE_HOME", "")
     return (Path(base) if base.startswith("/") else home / ".cache") / "plimsoll" / "models"
 
 
 def cache_file(cache: Path, name: str, revision: str) -> Path:
-    """Where the answer for a model and revision is kept; neither can lead out of the folder."""
+    """Returns the file for the answer on a model and revision; neither name can lead out of the folder."""
     return cache / quote(name.replace("/", "--"), safe="") / f"{quote(revision, safe='')}.json"
 
 
 def kept(cache: Path, name: str, revision: str) -> ModelFiles | None:
-    """What is kept, or None where nothing is, or where it cannot be made sense of."""
+    """Returns the kept answer, or None where there is none or it cannot be read."""
     path = cache_file(cache, name, revision)
     try:
         with path.open("rb") as file:
@@ -384,7 +384,7 @@ def _quantized_names() -> Mapping[str, bool]:
 
 
 class BundledModel(NamedTuple):
-    """A model of the catalogue: as much of its config.json as decides its shape, and where that is known from."""
+    """A model of the catalogue: the part of its config.json that decides its shape, and the source of that."""
 
     name: str
     config: Mapping[str, object]
@@ -432,7 +432,7 @@ def nearest_names(name: str, most: int = 3) -> tuple[str, ...]:
 
     def likeness(known: str) -> float:
         whole = SequenceMatcher(None, wanted, known.lower()).ratio()
-        # The organisation is what people leave out or get wrong.
+        # People leave out the organisation, or get it wrong.
         return max(whole, SequenceMatcher(None, model, known.lower().rsplit("/", 1)[-1]).ratio())
 
     ranked = sorted(((likeness(known), known) for known in bundled_names()), key=lambda pair: (-pair[0], pair[1]))

@@ -1,8 +1,8 @@
 """Asks the Hugging Face hub for a model's config.json and for the headers of its weights, a few kilobytes in all.
 
 The token goes to the hub's own host over https and nowhere else: a redirect to the storage behind the hub is followed
-without it. Nothing is sent but the model's id, the revision and the names of the files. Answers are kept, so that a second
-plan of the same model needs no network.
+without it. Only the model's id, the revision and the names of the files are sent. Answers are kept, so that a second plan of
+the same model needs no network.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from plimsoll.net.address import Address
 
 
 def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
-    """Keep it, and hand it on; a folder that cannot be written costs a note, never the plan."""
+    """Keeps the answer and returns it, with a note where the folder cannot be written."""
     path = cache_file(cache, files.name, revision)
     facts = {one.name: getattr(files, one.name) for one in fields(files)}
     text = json.dumps({"schema": KEPT_SCHEMA} | facts, separators=(",", ":"), default=dict)
@@ -55,7 +55,7 @@ def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
     return files
 
 
-_PATIENCE = 4  # a whole answer may take that many times the timeout of a single read
+_PATIENCE = 4  # a whole answer may take this many times the timeout of a single read
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -69,7 +69,7 @@ class Refused(Exception):  # never shown: `hub` turns it into a sentence
 
 
 class HubAnswer(NamedTuple):
-    """The bytes that were asked for, the size of the whole file and the commit it belongs to, where the server says them."""
+    """The bytes requested, and where the server gives them the size of the whole file and its commit."""
 
     body: bytes
     total_bytes: int | None
@@ -119,7 +119,7 @@ def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] |
         if span is None or int(span[1]) != begin or int(span[2]) >= end:
             raise WorldFailed("answered with another part of the file than was asked for")
         total = int(span[3])
-    else:  # the server knows no ranges: it sends the whole file, of which the beginning is enough
+    else:  # the server does not support ranges: it sends the whole file, and the beginning is enough
         body = body[begin:]
     if len(body) < min(end, total) - begin:
         raise WorldFailed(f"broke off after {len(body):,} of {end - begin:,} bytes")
@@ -141,7 +141,7 @@ _PICKLE = "pytorch_model.bin"
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A hub that may be asked. It keeps no connection and no state but its settings."""
+    """A hub to read models from. It keeps no connection and no state but its settings."""
 
     endpoint: str = ENDPOINT
     token: str | None = field(default=None, repr=False, kw_only=True)
@@ -247,8 +247,8 @@ class Hub:
     def _get(self, name: str, revision: str, file: str, most: int, part: tuple[int, int] | None = None) -> HubAnswer | None:
         """One file or a part of it; None where the repository does not have it.
 
-        A gated or private model is the user's input (exit 2), not the world's failure: the hub answered, and it takes a
-        token or an accepted licence to change the answer, not another try.
+        A gated or private model is the user's input (exit 2), not the world's failure: the hub answered, and only a token or
+        an accepted licence changes the answer, not another try.
         """
         url = f"{self.endpoint.strip().rstrip('/')}/{quote(name)}/resolve/{quote(revision, safe='')}/{quote(file)}"
         here = f"{name}: {self.host}"

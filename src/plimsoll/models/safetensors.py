@@ -1,4 +1,4 @@
-"""Reads what a safetensors file says of itself: names, types and shapes of its tensors, never a byte of their data.
+"""Reads a safetensors file's header: names, types and shapes of its tensors, never a byte of their data.
 
     | 8 bytes: length of the header, little-endian | header: JSON | data: every byte belongs to one tensor |
 
@@ -26,7 +26,7 @@ PREFIX_BYTES = 8
 _DIMENSIONS_MAX = 16
 _SIZE_MAX = 1 << 50
 _NAME_MAX = 1_024
-BITS = {  # a type that is not here is newer than this table
+BITS = {  # a type that is missing here is newer than this table
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
     "I64": 64, "U64": 64, "F64": 64, "C64": 64,
@@ -66,7 +66,7 @@ def join_headers(headers: Iterable[tuple[str, Header]]) -> Header:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A regular file opened for reading; BadInput for anything else that bears the name."""
+    """Opens a regular file for reading; BadInput where the path is anything else."""
     try:
         # O_NONBLOCK: opening a named pipe would otherwise wait for a writer that never comes.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -88,7 +88,7 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file of ours whole or not at all, in a folder that only the user may enter; OSError where that fails."""
+    """Writes a file of ours whole or not at all, in a folder that only the user may enter; OSError where that fails."""
     import tempfile  # only where something is kept
 
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -105,7 +105,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def read_header(path: Path) -> Header:
-    """The header of one file on disk; BadInput says what is wrong with it."""
+    """The header of one file on disk; BadInput says what is wrong with a broken one."""
     where = str(path)
     with open_plain(path) as file:
         try:
@@ -118,7 +118,7 @@ def read_header(path: Path) -> Header:
 
 
 def header_length(prefix: bytes, file_bytes: int, where: str) -> int:
-    """How long the header is, from the first eight bytes of a file of that size."""
+    """The header's length, from the first eight bytes of a file of `file_bytes`."""
     if len(prefix) != PREFIX_BYTES:
         hint = "; a Git LFS pointer?" if prefix.startswith(b"versi") else ""
         raise BadInput(f"{where}: not a safetensors file: only {len(prefix)} bytes long{hint}")
@@ -135,7 +135,7 @@ def header_length(prefix: bytes, file_bytes: int, where: str) -> int:
 
 
 def parse_header(content: bytes, data_bytes: int, where: str) -> Header:
-    """The tensors a header names, whose data must fill the rest of the file without gap or overlap."""
+    """The tensors of a header; BadInput unless their data fill the rest of the file without gap or overlap."""
 
     def without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
         built = dict(pairs)
@@ -172,7 +172,7 @@ def parse_header(content: bytes, data_bytes: int, where: str) -> Header:
 def _tensor(
     name: str, entry: object, where: str, shapes: dict[tuple[int, ...], tuple[int, ...]]
 ) -> tuple[int, int, TensorInfo]:
-    """Where the data of a tensor begin and end, and the tensor."""
+    """Returns the offsets at which a tensor's data begin and end, and the tensor."""
     what = f"{where}: tensor {_shown(name)}"
     if len(name) > _NAME_MAX:
         raise BadInput(f"{where}: a tensor's name is {len(name):,} characters long")

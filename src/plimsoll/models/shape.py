@@ -1,9 +1,9 @@
-"""What a memory planner needs to know of a model, and how each of its layers mixes tokens, whatever its config.json says it by.
+"""The shape of a model for a memory planner: its sizes and how each layer mixes tokens, however its config.json spells them.
 
-`ModelShape.from_config` is the only door: no other code looks at the keys of a config.json. Sizes mean what vLLM 0.32
+`ModelShape.from_config` is the only entry: no other code looks at the keys of a config.json. Sizes mean what vLLM 0.32
 means by them. A layer's cache costs `kv_heads * (head_dim + v_head_dim)` elements per token whatever its kind, because
 an MLA layer is described as it is cached: one head, the latent and the rotary part together, no separate value.
-What the file does not say is None, or carries a sentence in `notes`.
+A value that the file does not give is None, or has a sentence in `notes`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LayerKind(StrEnum):
-    """How one layer mixes tokens, which decides what it keeps of a request."""
+    """The way one layer mixes tokens, which decides what it keeps of a request."""
 
     FULL = "full"
     SLIDING = "sliding"
@@ -45,12 +45,12 @@ class LayerKind(StrEnum):
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether the layer's memory grows with the request (up to a window, where it has one)."""
+        """True if the layer's memory grows with the request (up to a window, where it has one)."""
         return self in _KEEPS_TOKENS
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the layer keeps a state of fixed size per request."""
+        """True if the layer keeps a state of fixed size per request."""
         return self in _KEEPS_STATE
 
 
@@ -59,7 +59,7 @@ _KEEPS_STATE = frozenset(map(LayerKind, "mamba1 mamba2 full-and-mamba2 gated-del
 
 
 class FeedForward(StrEnum):
-    """What follows the mixing in one layer."""
+    """The block after the mixing in one layer."""
 
     DENSE = "dense"
     EXPERTS = "experts"
@@ -86,7 +86,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How the position encoding was stretched; `max_context` has it applied as vLLM 0.32 applies it."""
+    """The stretch of the position encoding; `max_context` includes it as vLLM 0.32 applies it."""
 
     kind: str
     factor: float | None = None
@@ -95,7 +95,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Mla:
-    """The ranks and widths of multi-head latent attention (of DeepSeek V4, whose file gives only their sum, too)."""
+    """The ranks and widths of multi-head latent attention, also for DeepSeek V4, whose file gives only their sum."""
 
     kv_lora_rank: int
     qk_rope_head_dim: int
@@ -177,7 +177,7 @@ class Tower:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the weights are stored. `bits` is None where layers differ or the method does not say."""
+    """The format the weights are stored in. `bits` is None where layers differ or the method does not fix it."""
 
     method: str
     algorithm: str | None = None
@@ -206,7 +206,7 @@ class ModelShape:
     v_head_dim: int
     vocab_size: int
     max_context: int  # the longest --max-model-len the file allows
-    default_context: int  # what vLLM takes when --max-model-len is not given; shorter than `max_context` under LongRoPE only
+    default_context: int  # vLLM's when --max-model-len is not given; shorter than `max_context` under LongRoPE only
     embedding_size: int  # width of the token embeddings: the hidden size, except in OPT-350m
     tie_word_embeddings: bool | None = None
     dtype: str | None = None
@@ -245,8 +245,8 @@ class ModelShape:
         return sum(layer.kind in kinds for layer in self.layers)
 
 
-# What a config.json leaves unsaid because its family's code says it: vLLM 0.32's rules and transformers' defaults. Defaults are
-# only of families whose published files lean on them: Gemma 3 states no heads, LLaVA's text_config almost nothing.
+# Facts that a config.json omits because its family's code has them: vLLM 0.32's rules and transformers' defaults. Defaults are
+# listed only for families whose published files omit keys: Gemma 3 states no heads, LLaVA's text_config almost nothing.
 with (Path(__file__).parent / "data" / "families.json").open("rb") as _file:
     FAMILY_TABLE: Mapping[str, Any] = json.load(_file)
 _FAMILIES = {what: frozenset(row["names"]) for what, row in FAMILY_TABLE["families"].items()}
@@ -268,7 +268,7 @@ EXPERTS_MAX = 1 << 20
 LIST_MAX = 1 << 17
 TEXT_MAX = 512
 
-# How each layer mixes tokens, from whichever of the many descriptions a config.json has.
+# Reads how each layer mixes tokens from any of the many descriptions that a config.json may have.
 
 T = TypeVar("T")
 FULL, SLIDING, NONE = LayerKind.FULL, LayerKind.SLIDING, LayerKind.NONE
@@ -279,7 +279,7 @@ _MAMBA2_KEYS = ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What all attention layers of the model have unless a layer says otherwise."""
+    """The heads and widths of all attention layers, unless a layer has its own."""
 
     family: str
     attention: int
@@ -291,7 +291,7 @@ class Heads:
 
 
 def sliding_window(text: Keys, family: str) -> int | None:
-    """The window of the layers that slide, or None where nothing does."""
+    """The window of the sliding layers, or None where no layer slides."""
     if text.is_list("sliding_window"):
         return None  # a value per layer: `_by_window_list` reads it
     window = text.count("sliding_window", "sliding_window_size", least=-1, most=CONTEXT_MAX)
@@ -317,7 +317,7 @@ def layer_kinds(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list
     kinds = _listed(text, heads, layers, notes) or _in_rhythm(text, heads, layers, notes)
     kinds = kinds or [SLIDING if heads.window else FULL] * layers
     if heads.family.startswith("gemma4"):
-        kinds[-1] = FULL  # transformers sees to it, whatever the list or the rhythm says
+        kinds[-1] = FULL  # transformers sets it, whatever the list or the rhythm says
 
     def settled(kind: LayerKind) -> LayerKind:  # a layer that slides without a window is a full one
         if kind is LayerKind.CHUNKED_LOCAL and not text.has("attention_chunk_size") and heads.window:
@@ -332,7 +332,7 @@ def layer_kinds(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list
 
 
 def _first(items: Sequence[T], name: str, layers: int, notes: list[str]) -> Sequence[T]:
-    """One item per layer; vLLM too ignores what a list has beyond the last layer."""
+    """One item per layer; like vLLM, ignores a list's items beyond the last layer."""
     if len(items) < layers:
         raise BadInput(f"config.json: {name} describes {len(items)} layers, the model has {layers}")
     if len(items) > layers:
@@ -341,7 +341,7 @@ def _first(items: Sequence[T], name: str, layers: int, notes: list[str]) -> Sequ
 
 
 def _linear_kind(text: Keys, family: str) -> LayerKind:
-    """What "linear_attention" or "mamba" means here."""
+    """Returns the kind that "linear_attention" or "mamba" means in this file."""
     if text.has("linear_num_value_heads", "linear_num_key_heads"):
         return LayerKind.GATED_DELTA_NET
     if text.has("linear_attn_config"):
@@ -354,7 +354,7 @@ def _linear_kind(text: Keys, family: str) -> LayerKind:
 
 
 def _listed(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
-    """The kinds from a list with something for each layer, by whichever name a family gives it."""
+    """The kinds from a list with an entry for each layer, under any family's name for it."""
     blocks = text.children("block_configs")
     attentions = [block.child("attention") for block in blocks[:layers]] if blocks is not None else []
     if blocks is not None and None not in attentions:  # Nemotron-NAS; NemotronH-Puzzle's vary the experts alone
@@ -507,7 +507,7 @@ def _with_heads(layer: Layer, text: Keys, heads: Heads) -> Layer:
 
 
 def _varied(layers: list[Layer], text: Keys, heads: Heads) -> list[Layer]:
-    """What a list in the file says of single layers: heads, windows, ratios, pruned blocks."""
+    """Returns the layers with the values that lists in the file give single ones: heads, windows, ratios, pruned blocks."""
     per_layer = text.counts("num_attention_heads_per_layer", most=HEADS_MAX) or ()
     windows = window_list(text) or ()
     ratios = text.counts("compress_ratios", most=CONTEXT_MAX) or ()
@@ -555,7 +555,7 @@ def _from_block(layer: Layer, block: Keys, text: Keys, heads: Heads) -> Layer:
 
 
 def feed_forwards(text: Keys, family: str, kinds: Sequence[LayerKind], moe: Moe | None) -> list[FeedForward]:
-    """What follows the mixing in every layer."""
+    """Returns the feed-forward block of every layer."""
     if family in MAMBA_ONLY_FAMILIES:
         return [FeedForward.NONE] * len(kinds)
     if family == "zamba2":  # the block that Zamba2 shares between layers brings the only feed-forward there is
@@ -579,7 +579,7 @@ def feed_forwards(text: Keys, family: str, kinds: Sequence[LayerKind], moe: Moe 
 
 
 def expert_layers(text: Keys, layers: int) -> list[bool]:
-    """Which layers have experts, by whichever of the many rules the file uses."""
+    """Returns for each layer whether it has experts, by any of the many rules a file may use."""
     numbers = range(layers)
     if (names := text.words("mlp_layer_types")) is not None:
         return [n < len(names) and names[n] != "dense" for n in numbers]
