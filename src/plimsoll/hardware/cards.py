@@ -1,4 +1,4 @@
-"""What a graphics card is to vLLM: the memory it sees there, how fast that memory is, how fast the card computes."""
+"""Graphics cards as vLLM sees them: their memory, its bandwidth, and how fast the card computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MIG_SUFFIX = r"(?i)[\s-]*\bmig\b(?P<profile>[\s-]*\d+g\.\d+gb\S*)?\s*$"
 
 
 class Vendor(StrEnum):
-    """Who makes the chip, and so which build of vLLM runs on it."""
+    """The maker of the chip, which decides the build of vLLM that runs on it."""
 
     NVIDIA = "NVIDIA"
     AMD = "AMD"
@@ -30,7 +30,7 @@ class Vendor(StrEnum):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card. A rate that no source states, or that the hardware does not have, is None; none is guessed.
+    """One card. A rate that no source states, or that the hardware does not have, is None; no rate is guessed.
 
     `total_bytes` is the total of cudaMemGetInfo on Linux (hipMemGetInfo on AMD), which vLLM multiplies by
     --gpu-memory-utilization. It is less than the size on the box, and a driver or ECC moves it: `total_low_bytes` and
@@ -99,7 +99,7 @@ def gpu_named(name: str, total_bytes: int | None = None) -> Gpu:
     if unclear is not None:
         either = " or ".join(filter(None, (", ".join(unclear.candidates[:-1]), unclear.candidates[-1])))
         raise BadInput(f'"{shown}" does not say which card: {unclear.because}; say {either}')
-    # `8xH100`, `H100 x 8`: how many there are is the command's to say.
+    # `8xH100`, `H100 x 8`: the command gives the number of cards.
     several = re.fullmatch(r"(?P<n>\d{1,3}) ?[xX*] ?(?P<card>.+)|(?P<card2>.+?) ?[xX*] ?(?P<n2>\d{1,3})", shown)
     if several is not None:
         card, number = several["card"] or several["card2"], several["n"] or several["n2"]
@@ -149,20 +149,20 @@ def _ambiguous_by_key() -> dict[str, Ambiguous]:
     return {_key(spelling): unclear for unclear in AMBIGUOUS for spelling in unclear.names}
 
 
-# data/gpus.json has the cards people serve language models on, with where each figure comes from; docs/gpus.md is made from it.
+# data/gpus.json has the cards people serve language models on, with each figure's source; docs/gpus.md is made from it.
 #
-# Memory is what a Linux process is told, not what the box says. Three things move it:
+# Memory is the total that a Linux process is given, not the size on the box. Three things move it:
 # - the driver: NVIDIA's recent ones keep 0.06 to 0.2 GiB more for themselves (RTX 4090: 23.65, now 23.52);
 # - ECC on GDDR6 cards takes 1/16 (RTX A6000 47.43 without, 44.43 with); HBM carries its own, GDDR7 too;
 # - Windows and WSL report nearly the whole card (RTX 3060: 12.0 against 11.63), so readings from there are left out.
-# A measured figure is the newest driver's found, with ECC as delivered; the band holds every Linux reading found, and a
+# A measured figure is from the newest driver found, with ECC as delivered; the band holds every Linux reading found, and a
 # little more where there are few.
 # "id N" stands for a public log or page; the number only tells one from another.
 #
 # Rates are dense: makers' sheets often print twice as much, for 2:4 sparse weights, which vLLM does not use. GeForce
 # cards accumulate in 32 bits at half the rate of 16 bits, and vLLM accumulates in 32: those are the figures here.
 #
-# An alias that could mean another card too is a choice: `chosen` says why it is not among the ambiguous names.
+# An alias that could also mean another card is a choice: `chosen` says why it is not among the ambiguous names.
 
 
 def _gpu(

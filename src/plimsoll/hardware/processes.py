@@ -1,6 +1,6 @@
 """The processes of this machine as they are now, read from /proc.
 
-psutil tells no session, and its start time moves with the clock: a later guard could not know a process again by it.
+psutil gives no session, and its start time moves with the clock: a later guard could not recognise a process by it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ENDED = "ZX"  # states of a process that only waits to be collected
 
 
 class Process(NamedTuple):
-    """One process. Its number may be given to another one later; number and start together may not, until the next boot."""
+    """One process. Its number may go to another process later; number and start together are unique until the next boot."""
 
     pid: int
     parent: int
@@ -28,11 +28,11 @@ class Process(NamedTuple):
 
 
 ProcessTable = Mapping[int, Process]
-Mark = tuple[int, int]  # a process for good: its number and its start
+Mark = tuple[int, int]  # identifies a process: its number and its start
 
 
 def parse_stat(text: str) -> Process | None:
-    """The one that /proc/PID/stat tells of; None where that is something else. A process's name may hold anything."""
+    """The process in the text of /proc/PID/stat; None where the text is something else. A process's name may hold anything."""
     before, _, rest = text.rpartition(")")
     pid, _, _ = before.partition("(")
     fields = rest.split()
@@ -48,10 +48,10 @@ def parse_stat(text: str) -> Process | None:
 def family(
     table: ProcessTable, roots: Iterable[Mark], sessions: Collection[Mark] = (), spare: Collection[int] = ()
 ) -> list[Process]:
-    """Everything alive that is one of the roots, was started by one, or is in a session that one of them leads or led.
+    """Every living process that is a root, was started by one, or is in a session that one of them leads or led.
 
     `sessions` are leaders that may have ended: a session outlives its leader. Where the number of a leader now belongs to
-    another process, that session is somebody else's. `spare` is never part of it, nor is what comes after it.
+    another process, that session is somebody else's. `spare` is never included, nor are processes reached only through it.
     """
     led = {pid for pid, start in sessions if pid not in table or table[pid].start_ticks == start}
     children: dict[int, list[int]] = {}
@@ -73,7 +73,7 @@ def family(
 
 
 def marks(processes: Iterable[Process]) -> frozenset[Mark]:
-    """How to know them again."""
+    """The marks by which the processes are recognised later."""
     return frozenset((process.pid, process.start_ticks) for process in processes)
 
 
@@ -91,12 +91,12 @@ def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
 
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
-    """One of them; None where it is gone."""
+    """One process; None where it is gone."""
     return parse_stat(text_of(proc / str(pid) / "stat"))
 
 
 def text_of(path: Path) -> str:
-    """What a file holds; nothing if it cannot be read."""
+    """Returns a file's text, or "" where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -104,7 +104,7 @@ def text_of(path: Path) -> str:
 
 
 def boot_mark(proc: Path = Path("/proc")) -> str:
-    """Where a process's number and start mean something: this boot of this machine, this space of numbers. Empty: unknown."""
+    """Returns the scope of marks: the machine's boot and the PID namespace; "" where unknown."""
     try:
         boot = (proc / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii", errors="replace").strip()
         space = os.readlink(proc / "self" / "ns" / "pid")  # noqa: PTH115 - its text, not a path
