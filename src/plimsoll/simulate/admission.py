@@ -1,4 +1,4 @@
-"""Waiting requests: what the prefix cache holds of them, whether the pool has room for the rest, and who is let in."""
+"""Waiting requests: finds their hits in the prefix cache, checks the pool's room for the rest, and admits them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from plimsoll.simulate.queues import drop_first, first, put_back
 
 @part
 def _find_hits(s: RunState, hybrid: Hybrid, request: int) -> int:
-    """How many tokens of a waiting request the prefix cache holds; its blocks are then in the last slot's table."""
+    """The number of a waiting request's tokens that the prefix cache holds; their blocks are then in HIT_SLOT's table."""
     row = s.requests[request]
     slot = s.limits[HIT_SLOT]
     for group in range(s.limits[GROUPS]):
@@ -53,7 +53,7 @@ def _find_hits(s: RunState, hybrid: Hybrid, request: int) -> int:
 
 @part
 def _fits(s: RunState, hybrid: Hybrid, hit: int, tokens: int, when: int, spare: int) -> bool:
-    """Whether the pool has what a new request needs for `tokens` tokens beyond its hits."""
+    """True if the pool has the blocks a new request needs for `tokens` tokens beyond its hits."""
     if hybrid is not None:
         return fits_in_groups(s, s.limits[HIT_SLOT], hit, tokens, when, spare)
     hits = s.tables[0, s.limits[HIT_SLOT]]
@@ -117,7 +117,7 @@ def _count_admission(s: RunState, batch: int, request: int, hit: int) -> None:
 
 @hot
 def _is_hopeless(s: RunState, request: int) -> bool:
-    """Whether a request that shares its content with nobody needs more than is free, whatever the cache still holds of it.
+    """True if a request without shared content needs more blocks than are free, whatever the cache still holds of it.
 
     Its hits are in the free queue: a hit saves computing, not room. In a full pool this spares a look-up in every step.
     """

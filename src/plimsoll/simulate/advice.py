@@ -1,7 +1,7 @@
-"""What another setting of a knob would have kept of a promise, by a replay of what an engine has just served.
+"""Advises a knob's setting that would have kept more requests within a promise, by replaying what an engine has just served.
 
 The clock is fitted to the run itself. Its replay must agree with what happened, and the gain must be larger than the clock's
-error: else there is no advice, and a reason. Nothing is set here.
+error: else there is no advice, but a reason. This module sets nothing.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from plimsoll.simulate.trace import ABSENT, Flags, Floats, Integers, MeasuredRun
 FEWEST_REQUESTS = 20
 MOST_APART = 0.1  # the share of requests that the replay of what happened may judge differently in sum
 LEAST_GAIN = 0.05  # of the requests
-SHARES = (0.06, 0.09, 0.12, 0.18, 0.25, 0.375, 0.5, 0.75)  # of the start-up flag: the values that are tried
+SHARES = (0.06, 0.09, 0.12, 0.18, 0.25, 0.375, 0.5, 0.75)  # the values to try, as shares of the start-up flag
 KNOBS = {"max-num-seqs": "max_num_seqs", "max-num-batched-tokens": "max_num_batched_tokens"}  # the first of equals is advised
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The seconds within which a first token comes, and the next one after each."""
+    """The seconds within which the first token comes, and each further one after the one before."""
 
     ttft_s: float
     tpot_s: float
 
     def kept(self, first_s: Floats, each_s: Floats) -> Flags:
-        """For each request whether both were kept; NaN is a promise that was not."""
+        """Returns for each request whether both were kept; NaN counts as not kept."""
         return np.asarray((first_s <= self.ttft_s) & (each_s <= self.tpot_s), dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
 class KnobAdvice:
-    """One setting and what it would have kept; `why_not` where there is no advice."""
+    """A setting and the number of requests it would have kept within the promise; `why_not` where there is no advice."""
 
     requests: int = 0
     measured: int = 0  # requests within the promise, as it happened
@@ -48,7 +48,7 @@ class KnobAdvice:
     kept: int = 0  # requests within the promise with that setting
     clock: str = ""  # how well the clock fits, as a sentence
     why_not: str = ""
-    tried: tuple[tuple[str, int, int], ...] = ()  # each knob and value that was tried, and what it would have kept
+    tried: tuple[tuple[str, int, int], ...] = ()  # each knob and value tried, and the requests it would have kept
 
     def sentence(self) -> str:
         """The advice in words."""
@@ -83,7 +83,7 @@ def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, knob
     if found.error.is_poor or abs(again - happened) > MOST_APART * size:
         why = f"the replay of what happened keeps {again} of {size} within the promise, it was {happened}; {found.sentence}"
         return replace(base, why_not=why)
-    # A step has a token for each sequence at least: fewer is nothing that the knob does.
+    # A step has at least a token for each sequence: a lower value of the knob changes nothing.
     lowest = {"max-num-seqs": 1, "max-num-batched-tokens": settings.max_num_seqs}
     tried = []
     for knob in knobs:
@@ -94,7 +94,7 @@ def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, knob
     if not tried:
         return replace(base, why_not="there is no smaller setting")
     knob, value, kept = max(tried, key=lambda row: (row[2], row[0] == "max-num-seqs", row[1]))
-    # How far the clock's means are off, at least 2 %: nothing is known better than that.
+    # The error of the clock's means, at least 2 %: no clock is better than that.
     means = (found.error.mean_ttft, found.error.mean_tpot, found.error.mean_e2e)
     error_share = max(0.02, *(abs(mean) for mean in means if mean is not None))
     others = [clock.scaled(1 + sign * error_share) for sign in (-1, 1)]
@@ -107,7 +107,7 @@ def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, knob
 
 
 def _seconds(arrival: Integers, first: Integers, finish: Integers, output: Integers) -> tuple[Floats, Floats]:
-    """Of each request the seconds to its first token, and from token to token; NaN where a stamp is missing."""
+    """Returns each request's seconds to its first token, and from token to token; NaN where a stamp is missing."""
     has_first, has_both = first != ABSENT, (first != ABSENT) & (finish != ABSENT)
     to_first = np.where(has_first, (first - arrival) / 1e9, np.nan)
     between = np.where(has_both, (finish - first) / 1e9 / np.maximum(output - 1, 1), np.nan)

@@ -24,7 +24,7 @@ WASTE, TABLES = range(2)
 
 
 class RunRecord(NamedTuple):
-    """What a step takes, and where it is written down."""
+    """The step times, and the arrays that record a run."""
 
     step_ns: Int64  # By the number of tokens in it
     usage_ns: Int64  # By the number of blocks in use
@@ -34,7 +34,7 @@ class RunRecord(NamedTuple):
 
 @hot
 def arrivals(s: RunState) -> None:
-    """Who has arrived by now waits."""
+    """Puts the requests that have arrived by now in the waiting queue."""
     at = s.counts[NEXT_ARRIVAL]
     while at < len(s.stamps) and s.stamps[at, ARRIVAL] <= s.counts[NOW]:
         if s.requests[at, STATUS] == NOT_ARRIVED:
@@ -68,7 +68,7 @@ def _write_row(s: RunState, batch: int, row: Int64, start: int, used: int, waste
 
 @hot
 def start_step(s: RunState, batch: int, record: RunRecord) -> None:
-    """The device takes the batch when it is free; what the step costs and holds is added up."""
+    """Starts the batch when the device is free, and adds up the step's time and the blocks in use."""
     made = BATCHES + batch * BATCH_FIELDS
     counts = s.counts
     tokens, requests = counts[made + B_TOKENS], counts[made + B_REQUESTS]
@@ -100,7 +100,7 @@ def start_step(s: RunState, batch: int, record: RunRecord) -> None:
 
 @compiled
 def advance(s: RunState, hybrid: Hybrid, record: RunRecord, most_steps: int, until_ns: int) -> None:
-    """Go on until all requests are done, `most_steps` steps were made, `until_ns` has come, or the log is full."""
+    """Runs until all requests are done, `most_steps` steps were made, `until_ns` has come, or the log is full."""
     depth = 2 if s.limits[ASYNC] else 1
     last_step = s.counts[STEPS] + most_steps
     counts = s.counts

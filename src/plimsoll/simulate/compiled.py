@@ -1,11 +1,11 @@
 """Compiles the inner loop on first use and keeps the result, so that every later run starts at once.
 
-numba looks only at the file of the outermost function when it decides whether what it kept is still good. A change in a
-function called from there would go unseen, so the folder's name is a digest of all compiled sources: a new version never
-meets old machine code. An image may bring code that it compiled for any processor of its kind (NUMBA_CPU_NAME=generic) in the
-folder PLIMSOLL_COMPILED: that is copied into an empty cache, since numba writes beside what it reads. Without numba, or with
-PLIMSOLL_COMPILE=0 in the environment, the same functions run as plain Python: about a hundred times slower, which a server
-with light traffic does not notice, and at once.
+numba looks only at the file of the outermost function when it decides whether the code it kept is still valid. It would miss
+a change in a function called from there, so the folder's name is a digest of all compiled sources: a new version never
+loads old machine code. An image may bring code that it compiled for any processor of its kind (NUMBA_CPU_NAME=generic) in the
+folder PLIMSOLL_COMPILED: it is copied into an empty cache, since numba writes beside what it reads. Without numba, or with
+PLIMSOLL_COMPILE=0 in the environment, the same functions run as plain Python: at once, but about a hundred times slower, which
+a server with light traffic does not notice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ except ImportError:  # pragma: no cover - the tests install it
     HAS_NUMBA = False
 
 
-# No references are counted (_nrt): nothing here makes or drops an array, and the counting took four fifths of the time.
+# References are not counted (_nrt): no function here makes or drops an array, and the counting took four fifths of the time.
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
 _UNCOUNTED = {"_nrt": False}
 _PART = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -48,7 +48,7 @@ _MONTH_S = 30 * 86_400
 
 
 def _jit(function: Callable[P, R], **options: object) -> Callable[P, R]:
-    """Compiled by numba, where it is there; without the options it does not document, should a release no longer know them."""
+    """Compiles with numba, where installed; without its undocumented options, should a release no longer know them."""
     if not HAS_NUMBA:  # pragma: no cover - the tests install it
         return function
     try:
@@ -60,7 +60,7 @@ def _jit(function: Callable[P, R], **options: object) -> Callable[P, R]:
 
 
 def _made_ours(folder: Path) -> bool:
-    """Whether nobody else can put anything here: machine code is loaded from it."""
+    """Makes the folder; True if nobody else can write to it, because machine code is loaded from it."""
     folder.mkdir(exist_ok=True, mode=0o700)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         return False
@@ -70,7 +70,7 @@ def _made_ours(folder: Path) -> bool:
 
 
 def sources_digest() -> str:
-    """Another one for every other version of the scheduler: by it compiled code and kept results are known."""
+    """A digest of the scheduler's sources, which names compiled code and kept results."""
     digest = hashlib.sha256()
     for name in SOURCES:
         digest.update((Path(__file__).parent / name).read_bytes())
@@ -79,7 +79,7 @@ def sources_digest() -> str:
 
 @cache
 def cache_folder() -> Path:
-    """Where compiled code is kept: the user's cache folder, or a private temporary one where that cannot be written."""
+    """Returns the folder for compiled code: in the user's cache, or a private temporary one where that cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
     for root in (Path(base) / "plimsoll", Path(tempfile.gettempdir()) / f"plimsoll-{os.getuid()}"):
         folder = root / "compiled" / sources_digest()
@@ -89,7 +89,7 @@ def cache_folder() -> Path:
                 brought = Path(os.environ.get("PLIMSOLL_COMPILED") or "/nowhere") / folder.name
                 if brought.is_dir() and not any(folder.iterdir()):
                     shutil.copytree(brought, folder, dirs_exist_ok=True)
-                for other in folder.parent.iterdir():  # what older versions left behind, and nobody has used for a month
+                for other in folder.parent.iterdir():  # code of older versions that nobody has used for a month
                     if other != folder and folder.stat().st_mtime - other.stat().st_mtime > _MONTH_S:
                         shutil.rmtree(other, ignore_errors=True)
                 folder.touch()
@@ -101,7 +101,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def telling(say: Callable[[], None]) -> Iterator[None]:
-    """Have `say` called once if something must be compiled meanwhile: it takes ten to twenty seconds."""
+    """A context that calls `say` once if something is compiled in it: that takes ten to twenty seconds."""
     if not HAS_NUMBA:  # pragma: no cover - the tests install it
         yield
         return
@@ -111,7 +111,7 @@ def telling(say: Callable[[], None]) -> Iterator[None]:
         told = False
 
         def on_start(self, begun: event.Event) -> None:
-            # Small ones are done before anybody has read a line about them.
+            # Small functions are compiled before anybody has read a line about them.
             if not self.told and begun.data["dispatcher"].py_func.__name__ in ("advance", "go_on"):
                 self.told = True
                 say()
@@ -128,7 +128,7 @@ def telling(say: Callable[[], None]) -> Iterator[None]:
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Have numba compile this function when it is first called, and keep the result."""
+    """Makes numba compile this function when it is first called, and keep the result."""
     if not HAS_NUMBA:  # pragma: no cover - the tests install it
         return function
     before = numba.config.CACHE_DIR
@@ -145,12 +145,12 @@ def part(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def hot(function: Callable[P, R]) -> Callable[P, R]:
-    """A part that runs in every step: put into its caller, because passing the arrays along takes longer than many of them."""
+    """A part that runs in every step: inlined, because many parts take less time than passing the arrays to them."""
     return _jit(function, forceinline=True, **_PART)
 
 
 def wrapping(function: Callable[P, R]) -> Callable[P, R]:
-    """A hot part whose numbers are meant to overflow; numpy would warn of it where nothing is compiled."""
+    """A hot part whose numbers are meant to overflow; without numba it silences numpy's warning of that."""
     if HAS_NUMBA:
         return hot(function)
 
@@ -164,7 +164,7 @@ def wrapping(function: Callable[P, R]) -> Callable[P, R]:
 
 @hot
 def wide(number: int | np.uint64) -> int:
-    """The number as 64 bits. A function is compiled once for every mixture of types it is called with: let there be one."""
+    """The number as 64 bits. A function is compiled once for every mixture of types it is called with: this leaves only one."""
     return np.int64(number)  # type: ignore[return-value]
 
 

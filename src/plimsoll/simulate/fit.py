@@ -1,8 +1,8 @@
 """Finds the step-time constants that make a replay run like a measured run did.
 
-The simulator is inside the search: constants are tried, the traffic is replayed, and what comes out is held against the stamps.
-Scheduling, queueing and preemption therefore need no model of their own. Nothing is drawn by chance: the same run gives the
-same constants.
+The simulator is inside the search: it tries constants, replays the traffic, and compares the outcome with the stamps.
+Scheduling, queueing and preemption therefore need no model of their own. Nothing is random: the same run gives the same
+constants.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from plimsoll.vllm.metrics_page import Histogram
 
 # Least squares without derivatives, inside bounds: damped Gauss-Newton steps from a few starts, the best one wins.
 
-NUDGE = 0.06  # For slopes, as a share of what a number was at the start: large enough to see through the steps of a scheduler
+NUDGE = 0.06  # For slopes, as a share of a number's starting value: large enough to see through the steps of a scheduler
 MOST_STEPS = 25
 MOST_TRIES = 6  # For one step, each shorter than the one before
 FURTHEST = 1.0
-ENOUGH = 1e-3  # A step that gains less, as a share of what is left, is the last
-TYPICAL = 0.03  # A kind of deviation that cannot be made smaller than this counts as it is
+ENOUGH = 1e-3  # A step that gains less, as a share of the rest, is the last
+TYPICAL = 0.03  # A kind of deviations that remains as large as this has weight 1
 MOST_WEIGHT = 3.0
 DESCENTS = 2
 
@@ -37,8 +37,8 @@ Bounds = tuple[Floats, Floats]  # the lowest and the highest that each number ma
 def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats) -> Floats:
     """The numbers that make the deviations small; `trust` pulls each towards the first start's.
 
-    It begins at the most promising starts. `off` gives deviations in kinds. At first all kinds weigh the same; then each by
-    how well it can be matched at all.
+    The search begins at the most promising starts. `off` gives a list of deviations for each kind. At first all kinds weigh the
+    same, then each by how well it can be matched at all.
     """
 
     def weighted(weights: Sequence[float]) -> Callable[[Floats], Floats]:
@@ -107,13 +107,13 @@ class FitError(NamedTuple):
 
     @property
     def is_poor(self) -> bool:
-        """Whether the replay is so far from the run that its server or its traffic was another one."""
+        """True if the replay is so far from the run that its server or its traffic was another one."""
         first = max(abs(one or 0.0) for one in (self.ttft, self.mean_ttft))
         return first > POOR_FIRST or any(abs(one or 0.0) > POOR for one in (self.tpot, self.e2e, self.mean_tpot, self.mean_e2e))
 
 
 def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int = ABSENT) -> FitError:
-    """The error over what was stamped, and later than `from_ns`."""
+    """The error over the stamps later than `from_ns`."""
     arrival = measured.trace.arrival_ns
     first = (measured.first_token_ns > from_ns) & (replay.first_token_ns != NEVER)
     finish = (measured.finish_ns > from_ns) & (replay.finish_ns != NEVER)
@@ -137,7 +137,7 @@ def _compare(which: Flags, measured: Floats | Integers, replayed: Floats | Integ
     return single, float(replayed[which].mean()) / mean - 1
 
 
-# What of a measured run a fit looks at, and how far a replay is from it.
+# The parts of a measured run that a fit looks at, and how far a replay is from them.
 #
 # Single requests are no good yardstick: whether one just catches a step or just misses it is chance. Means over a few
 # neighbours are, and so is how many tokens came out in a few seconds.
@@ -145,7 +145,7 @@ def _compare(which: Flags, measured: Floats | Integers, replayed: Floats | Integ
 NEIGHBOURS = 16  # Requests in a group
 ROWS = 2  # Rows of the series in a group: seconds
 MOST_GROUPS = 200
-ROUGHLY = 0.1  # Deviations beyond this count by their size, not by its square: one odd stretch must not rule
+ROUGHLY = 0.1  # Deviations beyond this count by their size, not by its square: one odd stretch must not decide
 SHIFTS_S = np.arange(-1.0, 1.005, 0.01)
 _END, _REQUESTS, _TOKENS = (STEP_COLUMNS.index(name) for name in ("t_end_ns", "sched_reqs", "sched_tokens"))
 
@@ -159,7 +159,7 @@ class Groups(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What is compared; empty groups where the run does not say."""
+    """The groups to compare; empty where the run has no figures for them."""
 
     first: Groups  # Time to the first token
     between: Groups  # Time for each further token
@@ -169,7 +169,7 @@ class Comparison(NamedTuple):
 
 
 def needed(measured: MeasuredRun, most: int) -> tuple[Trace, Integers]:
-    """The part of the traffic that came before the last stamp, at most so many requests; and which they are."""
+    """The part of the traffic that came before the last stamp, at most `most` requests, and their indices."""
     last = max(int(measured.first_token_ns.max(initial=ABSENT)), int(measured.finish_ns.max(initial=ABSENT)))
     if measured.series is not None and len(measured.series.at_s):
         last = max(last, int(measured.series.at_s[-1] * 1e9))
@@ -178,7 +178,7 @@ def needed(measured: MeasuredRun, most: int) -> tuple[Trace, Integers]:
 
 
 def look_at(measured: MeasuredRun, usable: Flags) -> Comparison:
-    """What there is to compare, of the requests that are `usable`."""
+    """Returns the groups to compare, from the requests that are `usable`."""
     arrival, output = measured.trace.arrival_ns, measured.trace.output
     has_first = usable & (measured.first_token_ns != ABSENT)
     has_finish = usable & (measured.finish_ns != ABSENT)
@@ -200,9 +200,9 @@ def look_at(measured: MeasuredRun, usable: Flags) -> Comparison:
 
 
 def deviations(compared: Comparison, replay: Replay, steps: Integers, *, front_ns: float = 0.0) -> list[Floats]:
-    """How far the replay is off, as logarithms of ratios; a list for each kind of look that the run allows.
+    """The replay's deviations, as logarithms of ratios; a list for each kind that the run allows.
 
-    `front_ns` is what lies between the stamp of an arrival and the arrival in the replay.
+    `front_ns` is the time between the stamp of an arrival and the arrival in the replay.
     """
     further = np.maximum(1, replay.trace.output - 1)
     rates = np.zeros(0)
@@ -239,7 +239,7 @@ def _ratio(groups: Groups, took_ns: Floats) -> Floats:
 
 
 def series_shift_s(measured: MeasuredRun) -> float:
-    """By how much the series' clock is off: its count of prompt tokens must agree with the stamps of first tokens."""
+    """Returns the offset of the series' clock: its count of prompt tokens must agree with the stamps of first tokens."""
     series, stamped = measured.series, np.flatnonzero(measured.first_token_ns != ABSENT)
     if series is None or not len(stamped) or not series.prompt_tokens_per_s.any():
         return 0.0
@@ -258,20 +258,20 @@ def series_shift_s(measured: MeasuredRun) -> float:
 # The numbers a fit looks for, and how they become a step time.
 #
 # values   0 base  1 token  2 request  3 context  4 step up | 5 experts' share        | 6 front
-# each over what it was at the start                  of the base, 0 to 0.95    in steps, -1 to 1
+# each as a multiple of its start                     of the base, 0 to 0.95    in steps, -1 to 1
 #
 # The front is not part of a step: engines stamp an arrival when they look for one, between two steps, or after work of
 # their own. In a replay a request comes at any moment.
 
-GUESS = StepTime(12_000_000, 40_000, 10_000, 60_000)  # Where a search begins if nobody knows better
-STEP_UP = 0.3  # What a step beyond the largest graph costs more, as a share of the base, before anything is known
-EXPERTS_SHARE = 0.5  # Of the base, what reading all experts takes, before anything is known
+GUESS = StepTime(12_000_000, 40_000, 10_000, 60_000)  # The start of a search without a given one
+STEP_UP = 0.3  # The extra cost of a step beyond the largest graph, as a share of the base, at the start of a search
+EXPERTS_SHARE = 0.5  # The share of the base that reading all experts takes, at the start of a search
 CONTEXT, UP, SHARE, FRONT = 3, 4, 5, 6
 BOUNDS = (np.array([0.02, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]), np.array([50.0, 50.0, 50.0, 50.0, 50.0, 0.95, 1.0]))
 
 
 class Model(NamedTuple):
-    """What is given beforehand."""
+    """The fixed part of a fit: the start, the engine's limits, the captured graphs and the experts."""
 
     start: StepTime
     settings: EngineLimits
@@ -279,12 +279,12 @@ class Model(NamedTuple):
     experts: Experts | None
 
     def values(self, scale: float = 1.0, token_scale: float | None = None) -> Floats:
-        """The start, slower or faster as a whole, or apart from its cost of a token."""
+        """The start scaled as a whole; `token_scale` scales its cost of a token apart."""
         share = EXPERTS_SHARE if self.experts else 0.0
         return np.array([scale, scale if token_scale is None else token_scale, scale, scale, scale * STEP_UP, share, 0.0])
 
     def step_time(self, values: Floats) -> StepTime:
-        """What a step takes with these numbers."""
+        """Returns the step time of these numbers."""
         base, token, seq, ctx = (values[:UP] * np.array(self.start[:UP])).tolist()
         most = self.settings.max_num_batched_tokens
         table = step_table(base, token, most, self.sizes, values[UP] * self.start.base_ns)
@@ -303,7 +303,7 @@ def replayed(trace: Trace, settings: EngineLimits, step_time: StepTime) -> tuple
 
 SCALES = (1.0, 0.5, 2.0, 0.25, 4.0, 8.0)
 SCALES_OF_A_START = (1.0, 0.5, 2.0)
-TRUST = 0.004  # How much the start holds against the data: a constant twice too large costs as much as a deviation of 0.4 %
+TRUST = 0.004  # Weight of the start against the data: a constant twice too large costs as much as a deviation of 0.4 %
 TRUST_CONTEXT = 0.05
 """Bytes over bandwidth is sure knowledge, and a run that only fills up cannot tell it from the cost of a request."""
 SPREAD = 3  # Replays for each try, with arrivals that differ by less than a step: catching a step or just missing it evens out
@@ -312,12 +312,12 @@ MOST_REQUESTS = 4000  # More would not make the constants better, only the searc
 
 
 class Fit(NamedTuple):
-    """Constants, how well they fit, and a sentence about it for people."""
+    """Constants, their error, and a sentence about it for people."""
 
     step_time: StepTime
     error: FitError  # On the stamps that the fit saw
     sentence: str
-    most_running: int  # Requests at once: how long a step with more of them takes was not measured
+    most_running: int  # Requests at once: the run measured no step with more
 
 
 def fit(
@@ -331,9 +331,9 @@ def fit(
 ) -> Fit:
     """The step times of a measured run.
 
-    `start` is a first idea, best the roofline's: it decides what the run leaves open. `sizes` are the captured graphs, if they
+    `start` is a first guess, best the roofline's: it decides what the run leaves open. `sizes` are the captured graphs, if they
     are not vLLM's own choice; `experts` are those of a mixture, of which small steps read only some.
-    `on_try` is told how often the traffic was replayed.
+    `on_try` gets the number of replays so far.
     """
     trace, rows = needed(measured, MOST_REQUESTS)
     if not trace.size:
@@ -369,7 +369,7 @@ def fit(
 
 
 def _spread(trace: Trace) -> list[Trace]:
-    """The same traffic, each request up to SPREAD_NS later, by a different part of it in each."""
+    """Copies of the traffic; in all but the first each request is up to SPREAD_NS later, by a different part of it."""
     turns = np.arange(trace.size) * 0.6180339887
     late = [np.zeros(trace.size), *((turns * (-1) ** nth + nth / SPREAD) % 1 for nth in range(1, SPREAD))]
     arrivals = [trace.arrival_ns + (one * SPREAD_NS).astype(np.int64) for one in late]
@@ -381,9 +381,9 @@ def _percentages(ttft: float | None, tpot: float | None, e2e: float | None, sign
     return ", ".join(f"{name} {value:{sign}.1%}" for name, value in named if value is not None)
 
 
-# A fit to histograms alone: what /metrics keeps of a run whose single requests nobody wrote down. Means and shares say less
-# than stamps, so only two numbers are looked for: how much slower or faster than the start a step is as a whole, and how much
-# a token in it. All other ratios stay as the start has them.
+# A fit to the histograms of /metrics alone, of a run whose single requests were not recorded. Means and shares say less than
+# stamps, so only two numbers are searched: how much slower or faster than the start a step is as a whole, and a token in it.
+# All other ratios stay as in the start.
 
 TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"
@@ -404,7 +404,7 @@ def fit_histograms(
     experts: Experts | None = None,
     on_try: Callable[[int], None] | None = None,
 ) -> Fit:
-    """The step times with which this traffic gives these histograms; others than those of latencies are passed over."""
+    """The step times with which this traffic gives these histograms; only latency histograms are used."""
     wanted = {one.name: one for one in histograms if one.name in (TTFT, TPOT, BETWEEN, E2E) and (one.mean or 0) > 0}
     if not wanted:
         raise BadInput(f"nothing to fit: no histogram of latencies with a value in it ({TTFT}, {TPOT}, {BETWEEN}, {E2E})")

@@ -1,7 +1,7 @@
 """Models with several kinds of layers: each kind is a group with its own block table, all groups share one pool.
 
     full      keeps every block
-    sliding   gives back blocks that left its window, and leaves a null block in their place
+    sliding   gives back blocks that left its window, and leaves null blocks in their place
     mamba     keeps the state after the last token, in one block; earlier ones are null
 
 A hit must hold for every group. Full attention can be hit after any block; a sliding group needs its whole window, a Mamba
@@ -29,7 +29,7 @@ RUNNING_NOW, FIRST_CHUNK, WHOLE_AT_ADMISSION = WIDE[0], WIDE[1], WIDE[2]
 
 @part
 def _skipped(s: RunState, group: int, computed: int) -> int:
-    """Tokens that nothing after `computed` looks at any more."""
+    """The number of tokens that no step after `computed` looks at any more."""
     if s.limits[G_KIND + G_FIELDS * group] == SLIDING:
         return max(0, computed - s.limits[G_WINDOW + G_FIELDS * group] + 1)
     if s.limits[G_KIND + G_FIELDS * group] == MAMBA:
@@ -47,7 +47,7 @@ def _null_out(s: RunState, group: int, slot: int, index: int, cursor: int) -> in
 
 @part
 def remove_skipped_in_groups(s: RunState, slot: int, processed: int) -> None:
-    """Give back what no later step reads. `processed`: tokens of steps that are over."""
+    """Gives back the blocks that no later step reads. `processed`: tokens of steps that are over."""
     for group in range(s.limits[GROUPS]):
         skipped = _skipped(s, group, processed)
         is_aligned_mamba = s.limits[G_KIND + G_FIELDS * group] == MAMBA and s.limits[MAMBA_ALIGN]
@@ -71,7 +71,7 @@ def remove_skipped_in_groups(s: RunState, slot: int, processed: int) -> None:
 
 @part
 def _is_fresh(s: RunState, group: int) -> bool:
-    """Whether a Mamba hit is a state that only appears in this very step."""
+    """True if a Mamba hit is a state that only appears in this very step."""
     found = wide(s.tables[group, s.limits[HIT_SLOT], LENGTH])
     if s.limits[G_KIND + G_FIELDS * group] != MAMBA or found == 0:
         return False
@@ -81,9 +81,9 @@ def _is_fresh(s: RunState, group: int) -> bool:
 
 @part
 def fits_in_groups(s: RunState, slot: int, hit: int, tokens: int, when: int, spare: int) -> bool:
-    """Whether the pool can give every group what `tokens` tokens need, `spare` blocks kept back.
+    """True if the pool can give every group the blocks for `tokens` tokens, with `spare` blocks kept back.
 
-    When the whole sequence is asked for at admission, a sliding group never holds more than its cap of it.
+    When the whole sequence is reserved at admission, a sliding group never holds more than its cap.
     """
     needed = spare
     for group in range(s.limits[GROUPS]):
@@ -115,7 +115,7 @@ def fits_in_groups(s: RunState, slot: int, hit: int, tokens: int, when: int, spa
 
 @part
 def adopt_hits(s: RunState, slot: int, hit: int) -> None:
-    """A new request holds its hits, in all groups before any new block is taken: no group may evict another's."""
+    """Makes a new request hold its hits, in all groups before any new block is taken: no group may evict another's."""
     for group in range(s.limits[GROUPS]):
         found = wide(s.tables[group, s.limits[HIT_SLOT], LENGTH])
         skipped = 0
@@ -139,7 +139,7 @@ def adopt_hits(s: RunState, slot: int, hit: int) -> None:
 
 @part
 def allocate_groups(s: RunState, slot: int, tokens: int) -> None:
-    """New blocks for `tokens` tokens in every group; the caller has checked that there are enough."""
+    """Takes new blocks for `tokens` tokens in every group; the caller has checked that there are enough."""
     for group in range(s.limits[GROUPS]):
         block_size = s.limits[G_BLOCK + G_FIELDS * group]
         required = (tokens + block_size - 1) // block_size
@@ -164,7 +164,7 @@ def allocate_groups(s: RunState, slot: int, tokens: int) -> None:
 
 @part
 def _publish(s: RunState, request: int, group: int, start: int, end: int) -> None:
-    """Blocks [start, end) of the table can be hit from now on; null ones are left out."""
+    """Makes blocks [start, end) of the table hits from now on; null blocks are left out."""
     slot = wide(s.requests[request, SLOT])
     for index in range(start, end):
         block = wide(s.tables[group, slot, TABLE + index])
@@ -174,14 +174,14 @@ def _publish(s: RunState, request: int, group: int, start: int, end: int) -> Non
         if s.keys[block] == NO_KEY:
             set_key(block, key, s.keys, s.links)
         if s.limits[G_KIND + G_FIELDS * group] == MAMBA:
-            # Who looks for this state finds the first block that has it, which may be an older one.
+            # A look-up of this state finds the first block that has it, which may be an older one.
             s.links[block, FRESH_IN] = s.counts[PASS]
             s.links[find(key, s.keys, s.links), FRESH_IN] = s.counts[PASS]
 
 
 @part
 def cache_groups(s: RunState, request: int, tokens: int) -> None:
-    """Blocks that are full after `tokens` tokens can be hit from now on, where the group keeps them for that."""
+    """Makes blocks that are full after `tokens` tokens hits from now on, where the group keeps them for that."""
     row = s.requests[request]
     slot = wide(row[SLOT])
     alignment = s.limits[ALIGNMENT]
@@ -200,7 +200,7 @@ def cache_groups(s: RunState, request: int, tokens: int) -> None:
             _publish(s, request, group, start, full)
             continue
         length = 1 if kind == MAMBA else (s.limits[G_WINDOW + G_FIELDS * group] - 1 + block_size - 1) // block_size
-        # A later request that repeats this prompt resumes before its last token; one that parted from it, where they parted.
+        # A later request that repeats this prompt resumes before its last token; one that diverged from it, at that place.
         end = (row[PROMPT] - 1) // alignment * alignment // block_size
         _publish(s, request, group, max(start, end - length), min(full, end))
         end = row[BOUNDARY] // alignment * alignment // block_size
@@ -209,7 +209,7 @@ def cache_groups(s: RunState, request: int, tokens: int) -> None:
 
 @part
 def _is_cached(s: RunState, request: int, spec: int, index: int) -> bool:
-    """Whether all groups of one kind hold this block of the request; if so it is noted in `hits`."""
+    """True if all groups of one kind hold this block of the request, which is then noted in HIT_SLOT's table."""
     for group in range(s.limits[GROUPS]):
         if s.limits[G_SPEC + G_FIELDS * group] == spec:
             block = find(block_key(s, request, index, group), s.keys, s.links)
@@ -267,7 +267,7 @@ def _mamba_hit(s: RunState, request: int, spec: int, leader: int, most: int) -> 
 
 @part
 def _hit_of_spec(s: RunState, request: int, spec: int, leader: int, most_tokens: int) -> int:
-    """How many tokens groups of one kind hold of the request; its blocks are then in `hits`."""
+    """The number of the request's tokens that groups of one kind hold; their blocks are then in HIT_SLOT's table."""
     block_size, alignment = s.limits[G_BLOCK + G_FIELDS * leader], s.limits[ALIGNMENT]
     most = most_tokens // block_size
     if s.limits[G_KIND + G_FIELDS * leader] == SLIDING:
@@ -293,7 +293,7 @@ def _first_of(s: RunState, spec: int) -> int:
 
 @part
 def find_hits_in_groups(s: RunState, request: int) -> int:
-    """The longest beginning that every group holds, in tokens. Kinds are asked in turn until all agree."""
+    """The longest beginning that every group holds, in tokens. Kinds are checked in turn until all agree."""
     specs = s.limits[SPECS]
     agreed = s.requests[request, TOKENS] - 1
     longest = 0
@@ -326,7 +326,7 @@ def find_hits_in_groups(s: RunState, request: int) -> int:
 
 @part
 def mamba_aligned(s: RunState, request: int, start: int, tokens: int) -> int:
-    """Cut a chunk of a prompt so that it ends where a Mamba state can be kept."""
+    """Cuts a chunk of a prompt so that it ends where a Mamba state can be kept."""
     row = s.requests[request]
     prefill_end = max(row[PROMPT], row[TOKENS] - 1)
     if start >= prefill_end:
@@ -362,7 +362,7 @@ halves the time it takes to compile."""
 
 @part
 def cache_blocks(s: RunState, hybrid: Hybrid, request: int, tokens: int) -> None:
-    """Blocks that are full after `tokens` tokens can be hit from now on."""
+    """Makes blocks that are full after `tokens` tokens hits from now on."""
     if not s.limits[CACHING]:
         return
     if hybrid is not None:
@@ -379,7 +379,7 @@ def cache_blocks(s: RunState, hybrid: Hybrid, request: int, tokens: int) -> None
 
 @part
 def extend(s: RunState, hybrid: Hybrid, request: int, tokens: int, processed: int) -> bool:
-    """Give a running request slots for `tokens` tokens; False if the pool cannot."""
+    """Gives a running request slots for `tokens` tokens; False if the pool cannot."""
     slot = wide(s.requests[request, SLOT])
     if hybrid is not None:
         remove_skipped_in_groups(s, slot, processed)
@@ -404,7 +404,7 @@ def extend(s: RunState, hybrid: Hybrid, request: int, tokens: int, processed: in
 
 @part
 def free_request(s: RunState, request: int) -> None:
-    """Give back a running request's blocks and its slot."""
+    """Gives back a running request's blocks and its slot."""
     slot = s.requests[request, SLOT]
     for group in range(s.limits[GROUPS]):
         table = s.tables[group, slot]
@@ -419,7 +419,7 @@ def free_request(s: RunState, request: int) -> None:
 
 @part
 def preempt(s: RunState, request: int) -> None:
-    """Take everything from a running request and let it wait first in line. It is not in `running` any more."""
+    """Takes everything from a running request and puts it first in the waiting line. It is not in `running` any more."""
     row = s.requests[request]
     free_request(s, request)
     if row[PREEMPTIONS] == 0:

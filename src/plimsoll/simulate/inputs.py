@@ -45,7 +45,7 @@ from plimsoll.simulate.trace_files import looks_like_metrics, read_histograms, r
 from plimsoll.simulate.traffic import SCHEME, cut, generate, merge, parse_synthetic, take
 from plimsoll.vllm.versions import Coverage
 
-# Numbers of a plan's JSON; what is wrong with one is said in one line.
+# Numbers of a plan's JSON; a KeyError names the one that is wrong.
 
 
 def object_in(parent: Mapping[str, object], name: str) -> Mapping[str, object]:
@@ -80,7 +80,7 @@ def amount(parent: Mapping[str, object], name: str) -> float:
     return float(found)
 
 
-# How long a step takes, for `plimsoll simulate`: said, fitted to a real run, or by the data sheet of the plan's card.
+# Step times for `plimsoll simulate`: given, fitted to a real run, or by the data sheet of the plan's card.
 
 
 ABOUT_TRIES = 300
@@ -90,14 +90,14 @@ AS_GIVEN = "step times as given, the others those of no card; the data sheet is 
 
 
 class Times(NamedTuple):
-    """Step times, what the fit says about its error (None: a rough guide), and where they are from."""
+    """Step times, the fit's sentence about its error (None: a rough guide), and notes on their source."""
 
     step_time: StepTime
     fitted: str | None = None
     notes: tuple[str, ...] = ()
     most_running: int | None = None  # Requests at once in the run that the fit saw
-    is_poor: bool = False  # Whether the fit is so far off that the times are a rough guide all the same
-    band: tuple[float, float] = (1.0, 1.0)  # A step may take so many times as long
+    is_poor: bool = False  # The fit is so far off that the times are a rough guide all the same
+    band: tuple[float, float] = (1.0, 1.0)  # Factors on a step's time: lowest and highest
 
 
 def read_times(
@@ -107,8 +107,8 @@ def read_times(
     trace: Trace,
     planned: MemoryPlan | None = None,
 ) -> Times:
-    """What the user said, else a fit, else measured kernels (where the command itself was planned) or the data sheet, else the
-    reference's constants."""
+    """Returns the user's step times, else a fit's, else those by measured kernels (where the command itself was planned) or by
+    the data sheet, else the reference's constants."""
     said = options.said if isinstance(options, StepOptions) else {}
     if said and options.fit is not None:
         raise BadInput(f"either --fit or {first_given(options, *STEP_FIELDS)}, not both")
@@ -120,7 +120,7 @@ def read_times(
         raise BadInput("--save-times goes with --fit: it keeps what was learnt")
     by_sheet = None
     if plan is not None and not said:
-        # A fit begins at the data sheet: begun at the kernels' table it foretells a run's other loads less well.
+        # A fit begins at the data sheet: from the kernels' table it predicts a run's other loads less well.
         is_fitted = options.fit is not None
         clock = None if planned is None or is_fitted else planned_clock(planned.ledger, planned.shape, settings)
         by_sheet = _data_sheet(plan, settings)
@@ -142,7 +142,7 @@ def _fitted(
     options: TrafficOptions, path: str, plan: Mapping[str, object] | None, settings: EngineLimits, trace: Trace,
     by_sheet: Times | None,
 ) -> Times:  # fmt: skip
-    """Learnt from a run; the data sheet, where there is one, is where the search begins."""
+    """The step times fitted to a run; the search begins at the data sheet's, where there is one."""
     start = by_sheet.step_time if by_sheet is not None and by_sheet.step_time.by_tokens is not None else None
     experts, sizes = _mixture(plan), captured_sizes(settings, is_eager=_is_eager(plan))
     with bar("fitting", f"or so tries to run as {path} did") as draw:
@@ -171,7 +171,7 @@ def _fitted(
 
 
 def _kept(path: str, settings: EngineLimits) -> Times:
-    """Step times that an earlier fit learnt; a table that is too short goes on as a line."""
+    """The step times of an earlier fit; a table that is too short goes on as a line."""
     said = read_json(Path(path), 1 << 28)
     if said.get("schema") != TIMES_SCHEMA:
         raise BadInput(f"{path}: not step times; --fit RUN --save-times FILE writes them")
@@ -271,16 +271,16 @@ class Inputs(NamedTuple):
     settings: EngineLimits
     step_time: StepTime
     speedup: float
-    fitted: str | None  # What the fit says about its error; None where there is none
+    fitted: str | None  # The fit's sentence about its error; None without a fit
     notes: tuple[str, ...]
-    is_poor: bool = False  # Whether that error makes the times a rough guide all the same
+    is_poor: bool = False  # That error makes the times a rough guide all the same
     engines: int = 1  # Data-parallel engines of the command: each has a scheduler and a cache of its own
-    is_lockstep: bool = False  # Whether they wait for each other in every step, as those of a mixture of experts do
-    band: tuple[float, float] = (1.0, 1.0)  # A step may take so many times as long, where nothing was fitted
+    is_lockstep: bool = False  # The engines wait for each other in every step, as those of a mixture of experts do
+    band: tuple[float, float] = (1.0, 1.0)  # Lowest and highest factor on a step's time, where nothing was fitted
 
 
 def read_inputs(options: ReplayOptions) -> Inputs:
-    """All of it, or one line that says what is wrong."""
+    """The inputs of a run; BadInput in one line where something is wrong."""
     if not options.rest:
         raise BadInput("which trace? plimsoll simulate TRACE [options]; plimsoll simulate --help says what a trace can be")
     check_options(options)
@@ -306,13 +306,13 @@ def read_inputs(options: ReplayOptions) -> Inputs:
 
 
 def data_parallel_engines(said: Mapping[str, object]) -> int:
-    """How many engines a plan's settings speak of, each with a scheduler and a cache of its own."""
+    """The number of engines in a plan's settings, each with a scheduler and a cache of its own."""
     found = said.get("data_parallel_size")
     return found if isinstance(found, int) and 1 <= found <= 1000 else 1
 
 
 def check_options(options: TrafficOptions) -> None:
-    """An option that would be ignored is a mistake."""
+    """Raises BadInput for an option that would be ignored."""
     if options.verbatim is None and (name := first_given(options, "gpus", "used_gib", "vllm")) is not None:
         raise BadInput(f"{name} is for a command: plimsoll simulate TRACE --gpu H100 {name} ... -- vllm serve MODEL ...")
     of_files = ("rate", "arrivals", "seed", "burstiness", "trace_block_size", "skip_bad")
@@ -323,7 +323,7 @@ def check_options(options: TrafficOptions) -> None:
 
 
 def read_traffic(options: TrafficOptions) -> Trace:
-    """The traces that were named, merged and cut as asked."""
+    """The named traces, merged and cut as the options say."""
     arrivals = None
     if options.rate is not None or options.arrivals is not None:
         burstiness = 0.25 if options.burstiness is None else options.burstiness
@@ -359,7 +359,7 @@ def _planned(options: ReplayOptions) -> MemoryPlan | None:
 
 
 def _planned_again(plan: Mapping[str, object] | None) -> MemoryPlan | None:
-    """The command of a plan's file, for what the file does not say of its model; None where it cannot be planned here."""
+    """Plans the command of a plan's file again, for facts of its model that are not in the file; None where that fails here."""
     try:
         words = shlex.split(str(object_in(plan or {}, "flags")["rewritten"]))
         card, release = str(object_in(plan or {}, "gpu")["name"]), str((plan or {})["vllm"])
@@ -370,7 +370,7 @@ def _planned_again(plan: Mapping[str, object] | None) -> MemoryPlan | None:
 
 
 def _plan(options: ReplayOptions) -> Mapping[str, object] | None:
-    """What `plan --json` or `tune --json` wrote into a file."""
+    """Returns the plan in a file that `plan --json` or `tune --json` wrote; None without --plan."""
     if options.plan is None:
         return None
     path, loaded = options.plan, read_json(Path(options.plan), PLAN_MAX_BYTES)
@@ -420,7 +420,7 @@ def _groups(text: str) -> tuple[CacheGroup, ...]:
 
 
 def settings_of_plan(plan: Mapping[str, object], *, is_replayed: bool = True) -> tuple[EngineLimits, tuple[str, ...]]:
-    """Blocks, groups and limits of a plan; what cannot be replayed is said, and a plan without blocks cannot."""
+    """Blocks, groups and limits of a plan, and notes on what is not replayed; BadInput where the plan has no blocks."""
     try:
         kv, said = object_in(plan, "kv"), object_in(plan, "settings")
         groups = [object_in({"group": one}, "group") for one in list_in(kv, "groups")]
@@ -466,7 +466,7 @@ def _why_no_block(plan: Mapping[str, object]) -> str:
 
 
 def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> Iterator[str]:
-    """What the replay leaves out of the planned server, and whether that server would start at all."""
+    """Yields notes on what the replay leaves out of the planned server, and on why that server would not start."""
     findings = plan.get("findings")
     if plan.get("fits") is False:
         codes = [one.get("code") for one in findings if isinstance(one, dict)] if isinstance(findings, list) else []

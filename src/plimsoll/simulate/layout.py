@@ -1,10 +1,10 @@
-"""How a simulation lies in memory: plain arrays, so that compiled code can walk them and a run can be stopped anywhere.
+"""The memory layout of a simulation: plain arrays, so that compiled code can walk them and a run can be stopped anywhere.
 
     requests   one row for each request
     links      one row for each block: the free queue and the hash buckets are lists through them
     tables     one row of block ids for each running request (its slot), one layer a cache group
-    seats      one row for each place in the batch: who runs, who is set aside, who computes what in which step
-    counts     the few numbers that change: how many run, how many wait, how many blocks are free, the sums
+    seats      one row for each place in the batch: requests that run or are set aside, and each step's work
+    counts     the few numbers that change: requests running and waiting, free blocks, the sums
 
 Few arrays, because each is passed to every function that is not inlined.
 """
@@ -33,9 +33,9 @@ BOUNDARY: vLLM's shared_prefix_boundary."""
 
 NOT_ARRIVED, WAITING, RUNNING, PREEMPTED, FINISHED, REJECTED = range(6)
 
-# A row of `stamps`; where a request's prefix ids begin and end, and for how many of its tokens they stand. NUMBER: what its own
-# content is known by; rows are used again, numbers are not. LAST_TOKEN and TOLD, how many of its preemptions came with a token
-# since, are written in open runs alone.
+# A row of `stamps`. IDS: the begin and end of a request's prefix ids, and the number of its tokens that they cover. NUMBER
+# identifies its own content; rows are used again, numbers are not. LAST_TOKEN and TOLD, the number of its preemptions that are
+# already counted, are written in open runs alone.
 ARRIVAL, FIRST_SCHED, FIRST_TOKEN, FINISH, IDS_BEGIN, IDS_END, IDS_TOKENS, NUMBER, LAST_TOKEN, TOLD = range(10)
 STAMP_FIELDS = 10
 
@@ -44,7 +44,7 @@ STAMP_FIELDS = 10
 PREV, NEXT, BUCKET_PREV, BUCKET_NEXT, REFS, BUCKET_FIRST, BUCKET_LAST, FRESH_IN = range(8)
 LINK_FIELDS = 8
 
-# A row of `tables`: what is known of the table, then the blocks.
+# A row of `tables`: four numbers about the table, then the blocks.
 LENGTH, HASHED, LAST_STATE, RETIRED = range(4)
 TABLE = 4
 """HASHED: how many blocks of it are in the prefix cache (vLLM's num_cached_block). LAST_STATE, RETIRED: of a Mamba group, the
@@ -55,7 +55,7 @@ SEAT_RUNNING, SEAT_ASIDE, SEAT_FREE_SLOT, SEAT_BATCH = range(4)
 B_HOW_MANY, B_PRODUCES = 1, 2
 SEAT_FIELDS = 9
 
-# `limits`: what does not change in a run.
+# `limits`: the numbers that do not change in a run.
 (
     NUM_BLOCKS, BLOCK_SIZE, MAX_SEQS, BUDGET, MAX_LEN, CACHING, CHUNKED, THRESHOLD, ASYNC, WATERMARK_BLOCKS, RESERVE_FULL,
     BY_PRIORITY, SEQ_NS, CTX_PS, PREFIX_BLOCK, GROUPS, SPECS, ALIGNMENT, MAMBA_ALIGN, FULL_GROUPS, SIMPLE, HIT_SLOT, PAIR_FS,
@@ -66,14 +66,14 @@ G_FIELDS = 5
 G_KIND, G_BLOCK, G_WINDOW, G_CAP, G_SPEC = range(25, 30)
 LIMITS = 25
 
-# `counts`: what does.
+# `counts`: the numbers that do.
 (
     FREE_BLOCKS, RUNNING_COUNT, WAITING_COUNT, WAITING_HEAD, FREE_SLOTS, NOW, NEXT_ARRIVAL, DEVICE_FREE, IN_FLIGHT_BATCHES,
     OLDEST_BATCH, TABLE_BLOCKS, FULL_SLOTS, COMPUTED_RUNNING, STEPS, BUSY_NS, SCHEDULED_TOKENS, PREEMPTION_COUNT, RECOMPUTED,
     QUERIES, HITS, RESUMED_QUERIES, RESUMED_HITS, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, LOG_ROWS, DONE, STUCK,
     REJECTED_COUNT, FINISHED_COUNT, PREEMPTED_COUNT, PASS, STEP_BUDGET, BATCHES,
 ) = range(34)  # fmt: skip
-# What schedule() decided, by batch: counts[BATCHES + batch * BATCH_FIELDS + field].
+# The decisions of schedule(), by batch: counts[BATCHES + batch * BATCH_FIELDS + field].
 B_REQUESTS, B_TOKENS, B_NEW, B_RESUMED, B_PREEMPTED, B_CONTEXT, B_PAIRS, B_END = range(8)
 BATCH_FIELDS = 8
 COUNTS = BATCHES + 2 * BATCH_FIELDS
@@ -95,5 +95,5 @@ class RunState(NamedTuple):
     seats: Int64
     tables: Int32  # [group, slot, place]
     links: Int32
-    keys: UInt64  # What each block holds, if it can be hit
+    keys: UInt64  # The content key of each block that can be hit
     chains: UInt64  # For each prefix id, a digest of it and all before it in its request

@@ -1,7 +1,7 @@
-"""The loop of a run whose requests come while it goes on: the same steps as a replay's, told one by one.
+"""The loop of a run that takes requests while it goes on: the same steps as a replay's, reported one by one.
 
-It stops between any two moments. A step that has begun and not ended by then stays under way, so what is seen at a moment is
-what a server would show at that moment. What happened is added up in a tally, and told as events.
+It can stop at any moment. A step that has begun and not ended by then stays under way, so the arrays show at that moment what a
+server would show. A tally adds up what happened, and holds the events.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from plimsoll.simulate.layout import (  # isort: skip
 from plimsoll.simulate.queues import drop
 from plimsoll.simulate.scheduler import finish, schedule
 
-# `Tally.sums`. WANTS_TOKENS: whether every token is an event. HAS_TRIED: with one step under way a second one was looked for
-# in vain. MOST_TOKENS: of the largest step since somebody set this to 0. STEP_TOKENS, OUTPUT_STEPS: over steps with output.
-# COUNTS_CACHED: whether a step's tokens are with those of its prompts that were found in the cache.
+# `Tally.sums`. WANTS_TOKENS: every token is an event. HAS_TRIED: with one step under way no second one could be scheduled.
+# MOST_TOKENS: of the largest step since somebody set this to 0. STEP_TOKENS, OUTPUT_STEPS: over steps with output.
+# COUNTS_CACHED: a step's tokens include those of its prompts that were found in the cache.
 (
     EVENTS, WANTS_TOKENS, HAS_TRIED, PROMPT_TOKENS, GENERATED, STEP_TOKENS, OUTPUT_STEPS, GAP_NS, GAPS, PREEMPTIONS_TOLD,
     MOST_TOKENS, LAST_STEP, ENDED_STEPS, COUNTS_CACHED,
@@ -36,7 +36,7 @@ EVENT_FIELDS = 4
 
 
 class Tally(NamedTuple):
-    """What happened, for whoever keeps the metrics."""
+    """Counts, histograms and events of a run, for its metrics."""
 
     sums: Int64
     events: Int64
@@ -69,7 +69,7 @@ def _tell(tally: Tally, kind: int, row: int, number: int, now: int) -> None:
 
 @part
 def _note(s: RunState, batch: int, tally: Tally, now: int) -> None:
-    """Add up what a step brings, just before it ends."""
+    """Adds a step's output to the tally, just before the step ends."""
     who, made = SEAT_BATCH + 3 * batch, BATCHES + batch * BATCH_FIELDS
     sums, max_len = tally.sums, s.limits[MAX_LEN]
     prompts = generated = cached = 0
@@ -91,7 +91,7 @@ def _note(s: RunState, batch: int, tally: Tally, now: int) -> None:
             if sums[WANTS_TOKENS]:
                 _tell(tally, TOKEN, request, stamps[NUMBER], now)
         stamps[LAST_TOKEN] = now
-        # vLLM tells of a preemption with the victim's next token.
+        # vLLM counts a preemption with the victim's next token.
         sums[PREEMPTIONS_TOLD] += row[PREEMPTIONS] - stamps[TOLD]
         stamps[TOLD] = row[PREEMPTIONS]
         if row[PRODUCED] + 1 >= row[OUTPUT] or row[TOKENS] + 1 >= max_len:
@@ -109,12 +109,12 @@ def _note(s: RunState, batch: int, tally: Tally, now: int) -> None:
 
 @hot
 def _begin(s: RunState, hybrid: Hybrid, record: RunRecord, tally: Tally, depth: int) -> bool:
-    """Begin the next step if there is one; False if there is none."""
+    """Begins the next step; False if there is none."""
     counts = s.counts
     batch = (counts[OLDEST_BATCH] + counts[IN_FLIGHT_BATCHES]) % depth
     made = BATCHES + batch * BATCH_FIELDS
     while schedule(s, hybrid, batch) == 0:
-        # Somebody was pushed out and nobody came in: with nothing under way the next look finds more room.
+        # A request was preempted and none was admitted: with no step under way the next attempt finds more room.
         if counts[made + B_PREEMPTED] == 0 or counts[IN_FLIGHT_BATCHES] > 0:
             return False
     start_step(s, batch, record)
@@ -125,7 +125,7 @@ def _begin(s: RunState, hybrid: Hybrid, record: RunRecord, tally: Tally, depth: 
 
 @compiled
 def go_on(s: RunState, hybrid: Hybrid, record: RunRecord, tally: Tally, most_steps: int, until_ns: int) -> None:
-    """Do all that happens up to `until_ns`, unless `most_steps` steps have ended before or there is no room for more events."""
+    """Runs up to `until_ns`, unless `most_steps` steps have ended before or there is no room for more events."""
     depth = 2 if s.limits[ASYNC] else 1
     counts, sums = s.counts, tally.sums
     last_step = sums[ENDED_STEPS] + most_steps
@@ -140,7 +140,7 @@ def go_on(s: RunState, hybrid: Hybrid, record: RunRecord, tally: Tally, most_ste
             elif counts[IN_FLIGHT_BATCHES] > 0:
                 sums[HAS_TRIED] = 1
             else:
-                has_work = False  # nobody who waits can ever be let in: only an arrival changes that
+                has_work = False  # no waiting request can be admitted: only an arrival changes that
         if counts[IN_FLIGHT_BATCHES] > 0:
             batch = counts[OLDEST_BATCH]
             end = counts[BATCHES + batch * BATCH_FIELDS + B_END]
@@ -161,7 +161,7 @@ def go_on(s: RunState, hybrid: Hybrid, record: RunRecord, tally: Tally, most_ste
 
 @compiled
 def abort(s: RunState, request: int, now: int) -> None:
-    """Take a request back, wherever it is; what a step that is under way would bring it is lost."""
+    """Aborts a request, wherever it is; its output of a step under way is lost."""
     row = s.requests[request]
     if row[STATUS] == NOT_ARRIVED:
         row[STATUS] = REJECTED
@@ -189,7 +189,7 @@ def abort(s: RunState, request: int, now: int) -> None:
 
 @compiled
 def preempt_all(s: RunState) -> None:
-    """Push every running request out, the last first."""
+    """Preempts every running request, the last first."""
     while s.counts[RUNNING_COUNT] > 0:
         s.counts[RUNNING_COUNT] -= 1
         victim = s.seats[s.counts[RUNNING_COUNT], SEAT_RUNNING]

@@ -1,11 +1,11 @@
-"""A run that is never over: requests are handed in while it goes on, and can be taken back.
+"""A run without an end: requests can be submitted and aborted while it goes on.
 
     run = OpenRun(Settings(), StepTime())
     number = run.submit(prompt=512, output=64, arrival_ns=0)
     for events in run.until(10**9):
-        ...                               # what happened in the first second: first tokens, tokens, ends
+        ...                               # the events of the first second: first tokens, tokens, ends
 
-Fed with a trace in pieces of any size it makes the same steps at the same nanosecond as `replay` of the whole.
+Given a trace in pieces of any size it makes the same steps at the same nanosecond as `replay` of the whole.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class OpenRun:
     ) -> None:
         """The edges are the upper bounds of the two histograms that only the inner loop can fill; see `Tally`.
 
-        `prefix_block`: how many tokens one id stands for; by default what every group's blocks are made of.
-        `first_rows`: for how many requests there is room at first.
+        `prefix_block`: the number of tokens that one id covers; by default the greatest common divisor of the block sizes.
+        `first_rows`: the number of requests there is room for at first.
         """
         self.settings = settings
         self.prefix_block = prefix_block or int(np.gcd.reduce([group.block_size for group in groups_of(settings)]))
@@ -73,11 +73,11 @@ class OpenRun:
         )
         self.tally.sums[loop.WANTS_TOKENS] = wants_tokens
 
-    # What it is like now
+    # The present state
 
     @property
     def state(self) -> at.RunState:
-        """The arrays themselves, to be looked at."""
+        """The arrays themselves, to read."""
         return self._state
 
     @property
@@ -87,18 +87,18 @@ class OpenRun:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, those that were pushed out among them."""
+        """Requests that wait, preempted ones among them."""
         return int(self._state.counts[at.WAITING_COUNT])
 
     @property
     def kv_usage(self) -> float:
-        """The share of blocks that somebody holds."""
+        """The share of blocks that requests hold."""
         counts, limits = self._state.counts, self._state.limits
         return 1.0 - float(counts[at.FREE_BLOCKS]) / float(limits[at.NUM_BLOCKS] - 1)
 
     @property
     def next_end_ns(self) -> int | None:
-        """When the step that is under way ends; None if none is, or none ever will."""
+        """The end of the step under way; None if there is none, or it never ends."""
         counts = self._state.counts
         if counts[at.IN_FLIGHT_BATCHES] == 0 or self.is_frozen:
             return None
@@ -106,7 +106,7 @@ class OpenRun:
 
     @property
     def next_ns(self) -> int | None:
-        """When something happens next: a step ends, or a request arrives that was handed in before its time."""
+        """The time of the next event: a step's end, or the arrival of a request that was submitted before its time."""
         if self.is_frozen:
             return None
         end, arrival = self.next_end_ns, int(self._state.counts[at.NEXT_ARRIVAL])
@@ -123,9 +123,9 @@ class OpenRun:
     def submit(
         self, prompt: int, output: int, arrival_ns: int, *, priority: int = 0, ids: Integers = NO_IDS, ids_tokens: int = 0
     ) -> int:
-        """A new request; its number. `ids` name the content of its first `ids_tokens` tokens, `prefix_block` tokens each.
+        """Adds a request and returns its number. `ids` name the content of its first `ids_tokens` tokens, `prefix_block` each.
 
-        One that is too long for the model or the pool is refused at once, as vLLM's API server does.
+        A request that is too long for the model or the pool is refused at once, as by vLLM's API server.
         """
         assert prompt > 0 < output, "vLLM takes no empty prompt, and produces a token at least"
         assert arrival_ns >= self._last_arrival, "requests are handed in as they arrive"
@@ -158,13 +158,13 @@ class OpenRun:
         return number
 
     def row_of(self, number: int) -> int | None:
-        """Where a request is kept; None for one that ended long ago."""
+        """Returns the row of a request; None for one that ended long ago."""
         numbers = self._stamps[: self._used, at.NUMBER]
         row = int(np.searchsorted(numbers, number))
         return row if row < self._used and numbers[row] == number else None
 
     def abort(self, number: int, now_ns: int) -> bool:
-        """Take a request back; False if it is over already."""
+        """Aborts a request; False if it is over already."""
         row = self.row_of(number)
         if row is None or self._requests[row, at.STATUS] in (at.FINISHED, at.REJECTED):
             return False
@@ -174,7 +174,7 @@ class OpenRun:
     # Time
 
     def until(self, until_ns: int, most_steps: int = FOREVER) -> Iterator[Integers]:
-        """Go on to this moment; each piece of events is to be read before the next one is asked for."""
+        """Runs to this moment and yields its events in pieces; each must be read before the next is taken."""
         sums, events = self.tally.sums, self.tally.events
         last_step = int(sums[loop.ENDED_STEPS]) + most_steps
         while True:
@@ -183,30 +183,30 @@ class OpenRun:
             count = int(sums[loop.EVENTS])
             if count:
                 yield events[:count]
-            # It stopped for want of room, or there is nothing left to do.
+            # It stopped because the events are full, or nothing is left to do.
             if count < len(events) - 2 * len(self._state.seats) or sums[loop.ENDED_STEPS] >= last_step:
                 return
 
     def turn(self, settings: EngineLimits) -> None:
-        """From the next step on: those limits of these settings that a running engine can turn."""
+        """Sets from the next step on those limits of these settings that a running engine can change."""
         turn_limits(self._state.limits, settings)
 
     def delay(self, by_ns: int) -> None:
-        """What is under way ends so much later: the device did something else meanwhile."""
+        """Delays the steps under way by `by_ns`: the device did something else meanwhile."""
         counts = self._state.counts
         counts[at.DEVICE_FREE] += by_ns
         for batch in range(2):
             counts[at.BATCHES + batch * at.BATCH_FIELDS + at.B_END] += by_ns
 
     def freeze(self, now_ns: int) -> None:
-        """No step ends any more, neither the one under way nor one that is begun from now on."""
+        """Stops the device until `thaw`: no step ends, neither the one under way nor one that begins from now on."""
         counts = self._state.counts
         counts[at.DEVICE_FREE] = max(int(counts[at.DEVICE_FREE]), now_ns)
         self._frozen_at = now_ns
         self.delay(FROZEN_NS)
 
     def thaw(self, now_ns: int) -> None:
-        """Go on where it stood still; who was let in meanwhile begins now."""
+        """Goes on after `freeze`; requests that were admitted meanwhile begin now."""
         assert self._frozen_at is not None, "it goes on already"
         by_ns = now_ns - self._frozen_at - FROZEN_NS
         self._frozen_at = None
@@ -215,22 +215,22 @@ class OpenRun:
         begun[begun >= FROZEN_NS] += by_ns
 
     def ended(self) -> tuple[at.RunState, RunRecord]:
-        """What is left of a run that has nothing to do any more; of requests those that it had room for."""
+        """Returns the arrays and the record of a run that has nothing to do any more; only requests whose rows it kept."""
         return self._state, self._record
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it stands still."""
+        """True between `freeze` and `thaw`."""
         return self._frozen_at is not None
 
     # The cache
 
     def preempt_all(self) -> None:
-        """Push every running request out: their blocks are free, and they compute everything anew."""
+        """Preempts every running request: their blocks are free, and they compute everything anew."""
         loop.preempt_all(self._state)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all content; False, as vLLM says it, while anybody holds a block."""
+        """Forgets all content; False, as in vLLM, while a request holds a block."""
         state = self._state
         if state.counts[at.FREE_BLOCKS] != state.limits[at.NUM_BLOCKS] - 1:
             return False
@@ -242,15 +242,15 @@ class OpenRun:
     # Rows
 
     def _show_rows(self) -> None:
-        """The loop takes the end of the rows for the last arrival: let it see those that are used."""
+        """Shows the loop only the rows in use: it takes the end of the rows for the last arrival."""
         self._state = self._state._replace(requests=self._requests[: self._used], stamps=self._stamps[: self._used])
 
     def _make_room(self) -> None:
-        """Drop the rows of requests that are over; if that gives little, have more."""
+        """Drops the rows of requests that are over; adds rows where that frees few."""
         counts, seats = self._state.counts, self._state.seats
         depth = 2 if self._state.limits[at.ASYNC] else 1
         batches = [int(counts[at.OLDEST_BATCH] + one) % depth for one in range(int(counts[at.IN_FLIGHT_BATCHES]))]
-        # For each step that is under way, where in the seats its requests are, and how many.
+        # For each step under way, the column of its requests in the seats, and their number.
         under_way = [
             (at.SEAT_BATCH + 3 * one, int(counts[at.BATCHES + one * at.BATCH_FIELDS + at.B_REQUESTS])) for one in batches
         ]
@@ -266,7 +266,7 @@ class OpenRun:
         stamps = np.zeros((size, at.STAMP_FIELDS), dtype=np.int64)
         requests[: len(kept)], stamps[: len(kept)] = self._requests[kept], self._stamps[kept]
         self._move_chains(stamps[: len(kept)])
-        # Who waits, in the same order; a ring begins at its head again.
+        # The waiting requests, in the same order; a ring begins at its head again.
         old, head = self._state.waiting, 0 if self._state.limits[at.BY_PRIORITY] else int(counts[at.WAITING_HEAD])
         waiting = np.zeros(size + 1, dtype=np.int32)
         waiting[: self.waiting] = moved[old[(head + np.arange(self.waiting)) % len(old)]]

@@ -25,7 +25,7 @@ def file_named(text: str, name: str) -> str:
 
 
 def speedup_of(text: str, name: str) -> float:
-    """How many times as fast requests come."""
+    """The factor by which requests come faster."""
     speedup = decimal(text, name)
     if not speedup > 0:
         raise BadInput(f"{name} must be above 0, not {text}")
@@ -34,7 +34,7 @@ def speedup_of(text: str, name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficOptions(ServerOptions):
-    """What is replayed, and how long a step takes."""
+    """The traffic to replay, and the step times."""
 
     limit: int | None = option("N", "the first N of each trace", read=partial(whole, least=1), heading="What is replayed")
     from_s: float | None = option("S", "only from so many seconds after its start", read=decimal)
@@ -65,7 +65,7 @@ class StepOptions(Words):
 
     @property
     def said(self) -> dict[str, int]:
-        """Those that were given, by their field of StepTime."""
+        """The options that were given, by their field of StepTime."""
         return {name: value for name in STEP_FIELDS if (value := getattr(self, name)) is not None}
 
 
@@ -92,7 +92,7 @@ class ReplayOptions(StepOptions, TrafficOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions(ReplayOptions):
-    """Several engines, and traffic that a guard has at hand."""
+    """Several engines, and traffic that a guard recorded."""
 
     replicas: int | None = option(
         "N", "so many engines behind a router (1, or the command's data-parallel engines)",

@@ -3,8 +3,8 @@
     head ─ unhashed, last freed first ─ ... ─ hashed, longest unused first ─ tail
            taken next                                              taken last
 
-Content is known by a 64-bit key. A key may be held by several blocks (vLLM does not merge them); the first that got it is
-found. Each bucket is a list in order of insertion, so the first match is that block.
+A 64-bit key identifies content. Several blocks may hold one key (vLLM does not merge them); a look-up finds the first that
+got it. Each bucket is a list in order of insertion, so the first match is that block.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def mix(left: np.uint64, right: np.uint64) -> np.uint64:
 
 @wrapping
 def _bucket(key: np.uint64, links: Int32) -> int:
-    # As many buckets as blocks, the queue's two ends included: a row has room for both. The product's upper half is the
-    # remainder's cheap cousin.
+    # As many buckets as blocks, the queue's two ends included: a row has room for both. The product's upper half is cheaper
+    # than a remainder.
     return wide(((key >> _S32) * np.uint64(len(links))) >> _S32)
 
 
@@ -55,7 +55,7 @@ def find(key: np.uint64, keys: UInt64, links: Int32) -> int:
 
 @part
 def set_key(block: int, key: np.uint64, keys: UInt64, links: Int32) -> None:
-    """Make the block known by its content."""
+    """Enters the block under its content's key."""
     bucket = _bucket(key, links)
     last = links[bucket, BUCKET_LAST]
     keys[block] = key
@@ -70,7 +70,7 @@ def set_key(block: int, key: np.uint64, keys: UInt64, links: Int32) -> None:
 
 @part
 def forget(block: int, keys: UInt64, links: Int32) -> None:
-    """The block's content is about to be overwritten."""
+    """Removes the block's key: its content is about to be overwritten."""
     bucket = _bucket(keys[block], links)
     before, after = links[block, BUCKET_PREV], links[block, BUCKET_NEXT]
     if before == NULL:
@@ -86,7 +86,7 @@ def forget(block: int, keys: UInt64, links: Int32) -> None:
 
 @part
 def take(counts: Int64, links: Int32, keys: UInt64) -> int:
-    """The next free block, with one holder and no content. The caller has checked that there is one."""
+    """Takes the next free block, with one holder and no content. The caller has checked that there is one."""
     head = len(keys)
     block = wide(links[head, NEXT])
     after = links[block, NEXT]
@@ -101,7 +101,7 @@ def take(counts: Int64, links: Int32, keys: UInt64) -> int:
 
 @part
 def touch(block: int, counts: Int64, links: Int32) -> None:
-    """One more holder; a free block leaves the queue."""
+    """Adds a holder; a free block leaves the queue."""
     if links[block, REFS] == 0:
         before, after = links[block, PREV], links[block, NEXT]
         links[before, NEXT] = after
@@ -112,7 +112,7 @@ def touch(block: int, counts: Int64, links: Int32) -> None:
 
 @part
 def release(block: int, cursor: int, counts: Int64, links: Int32, keys: UInt64) -> int:
-    """One holder less. Blocks without content queue up behind `cursor` at the front, others go to the end."""
+    """Removes a holder. Free blocks without content queue up behind `cursor` at the front, others go to the end."""
     links[block, REFS] -= 1
     if links[block, REFS] > 0:
         return cursor
@@ -132,7 +132,7 @@ def release(block: int, cursor: int, counts: Int64, links: Int32, keys: UInt64) 
 
 @part
 def release_table(table: Int32, counts: Int64, links: Int32, keys: UInt64) -> int:
-    """Give back a request's blocks, last first, so that the end of its content is evicted before its beginning; how many."""
+    """Gives back a request's blocks, last first, so that their content's end is evicted first; returns how many."""
     cursor = len(keys)
     count = 0
     for place in range(TABLE + table[LENGTH] - 1, TABLE - 1, -1):
@@ -144,7 +144,7 @@ def release_table(table: Int32, counts: Int64, links: Int32, keys: UInt64) -> in
     return count
 
 
-# What a block holds, as a number: equal beginnings of prompts give equal numbers, everything else differs.
+# A block's content as a number: equal beginnings of prompts give equal numbers, everything else differs.
 
 _OWN = np.uint64(0x5851F42D4C957F2D)
 _GROUP_BITS = np.uint64(8)
@@ -152,7 +152,7 @@ _GROUP_BITS = np.uint64(8)
 
 @compiled
 def chain(ids: Int64, start: Int64, chains: UInt64) -> None:
-    """For each prefix id, a digest of it and of all before it in its request."""
+    """Writes for each prefix id a digest of it and of all before it in its request."""
     for request in range(len(start) - 1):
         before = np.uint64(0)
         for at in range(start[request], start[request + 1]):
@@ -162,7 +162,7 @@ def chain(ids: Int64, start: Int64, chains: UInt64) -> None:
 
 @part
 def block_key(s: RunState, request: int, index: int, group: int) -> np.uint64:
-    """The content of a request's block, and of all before it. What no id stands for is the request's own."""
+    """The key of a request's block with all before it. Content that no id covers is the request's own."""
     end = (index + 1) * s.limits[G_BLOCK + G_FIELDS * group]
     place = (np.uint64(end) << _GROUP_BITS) | np.uint64(group)
     if len(s.chains) > 0 and end <= s.stamps[request, IDS_TOKENS]:

@@ -8,7 +8,7 @@ from plimsoll.simulate.layout import ARRIVAL, BY_PRIORITY, PRIORITY, TIE, WAITIN
 
 @part
 def goes_before(s: RunState, left: int, right: int) -> bool:
-    """vLLM's order of requests: priority, then arrival, then the request's id."""
+    """True if `left` comes first in vLLM's order: priority, then arrival, then the request's id."""
     if s.requests[left, PRIORITY] != s.requests[right, PRIORITY]:
         return bool(s.requests[left, PRIORITY] < s.requests[right, PRIORITY])
     if s.stamps[left, ARRIVAL] != s.stamps[right, ARRIVAL]:
@@ -46,7 +46,7 @@ def _sift_down(s: RunState, at: int) -> None:
 
 @part
 def enqueue(s: RunState, request: int) -> None:
-    """A new request waits."""
+    """Adds a new request to the queue."""
     count = s.counts[WAITING_COUNT]
     s.counts[WAITING_COUNT] = count + 1
     if s.limits[BY_PRIORITY]:
@@ -58,7 +58,7 @@ def enqueue(s: RunState, request: int) -> None:
 
 @part
 def put_back(s: RunState, request: int) -> None:
-    """A request that was preempted or skipped waits first in line; with priorities, where its own puts it."""
+    """Puts a preempted or skipped request first in line; with priorities, in its own place."""
     if s.limits[BY_PRIORITY]:
         enqueue(s, request)
         return
@@ -70,13 +70,13 @@ def put_back(s: RunState, request: int) -> None:
 
 @hot
 def first(s: RunState) -> int:
-    """Who is next. The caller has checked that someone waits."""
+    """Returns the next request. The caller has checked that one waits."""
     return wide(s.waiting[0 if s.limits[BY_PRIORITY] else s.counts[WAITING_HEAD]])
 
 
 @part
 def drop_first(s: RunState) -> None:
-    """The next one waits no more."""
+    """Removes the next request from the queue."""
     count = s.counts[WAITING_COUNT] - 1
     s.counts[WAITING_COUNT] = count
     if s.limits[BY_PRIORITY]:
@@ -89,7 +89,7 @@ def drop_first(s: RunState) -> None:
 
 @part
 def drop(s: RunState, request: int) -> None:
-    """This one waits no more, wherever it stands: it finished with a token that was under way when it was preempted."""
+    """Removes a request anywhere in the queue: it finished with a token that was under way when it was preempted."""
     count, size = s.counts[WAITING_COUNT], len(s.waiting)
     head = 0 if s.limits[BY_PRIORITY] else s.counts[WAITING_HEAD]
     at = 0
@@ -104,7 +104,7 @@ def drop(s: RunState, request: int) -> None:
             if s.waiting[at] == moved:
                 _sift_down(s, at)
         return
-    # It was put at the front not long ago: close the gap from that side.
+    # It went to the front not long ago: close the gap from that side.
     for index in range(at, 0, -1):
         s.waiting[(head + index) % size] = s.waiting[(head + index - 1) % size]
     s.counts[WAITING_HEAD] = (head + 1) % size

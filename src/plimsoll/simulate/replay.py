@@ -1,4 +1,4 @@
-"""Replays a trace from its first arrival to its last token: what it finds, by request, by step and in sums."""
+"""Replays a trace from its first arrival to its last token, with results by request, by step and in sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP_COLUMNS = (
     "table_blocks waste_slots hit_tokens_cum query_tokens_cum"
 ).split()
 REQUEST_COLUMNS = "req arrival_ns first_sched_ns first_token_ns finish_ns prompt output preemptions cached_tokens".split()
-NEVER = -1  # A stamp of something that did not happen
+NEVER = -1  # The stamp of an event that did not happen
 
 
 class Totals(NamedTuple):
@@ -86,7 +86,7 @@ class BlockMap(NamedTuple):
 
     at_ns: Integers
     state: States  # FREE, CACHED, HELD, SHARED or PARTLY_FILLED
-    every: int = 1  # Only each so-manieth block of a large pool is looked at
+    every: int = 1  # Only each `every`-th block of a large pool is shown
 
 
 FREE, CACHED, HELD, SHARED, PARTLY_FILLED = range(5)
@@ -94,7 +94,7 @@ FREE, CACHED, HELD, SHARED, PARTLY_FILLED = range(5)
 
 
 class AtBlockSize(NamedTuple):
-    """What a block size does."""
+    """The effects of a block size."""
 
     block_size: int
     waste_percent: float | None  # Slots without a token, of those in used blocks
@@ -114,7 +114,7 @@ OnProgress = Callable[[int, int], None]
 
 
 def speed_up(trace: Trace, factor: float) -> Integers:
-    """Arrivals, divided; as the reference does it, so that logs agree to the nanosecond."""
+    """Arrivals divided by the factor as in the reference, so that logs agree to the nanosecond."""
     if factor == 1.0:
         return trace.arrival_ns
     if not factor > 0:
@@ -125,7 +125,7 @@ def speed_up(trace: Trace, factor: float) -> Integers:
 
 
 def hybrid_of(state: at.RunState) -> int | None:
-    """Which of the two compiled loops is meant: None for one group of full attention, else the one that knows all kinds."""
+    """Selects the compiled loop: None for the one of a single group of full attention, 1 for the one that knows all kinds."""
     return None if state.limits[at.SIMPLE] else 1
 
 
@@ -149,17 +149,17 @@ def replay(
     clock: Callable[[], float] | None = None,
     turns: Sequence[tuple[int, EngineLimits]] = (),
 ) -> Replay:
-    """Run the whole trace.
+    """Runs the whole trace.
 
     `on_steps` gets the rows of the step log (see STEP_COLUMNS) as the run goes, in an array that is used again: copy what you
-    keep. `on_progress` gets how many requests are done and how many there are. `clock` tells the seconds; without one, how long
-    the run took is not known. `turns` are limits that hold from a step on, in the order of the steps: knobs that were turned.
+    keep. `on_progress` gets the number of requests done and of all. `clock` gives the seconds; without it `wall_seconds` is 0.
+    `turns` are limits that hold from a step on, in the order of the steps: knobs that were turned.
     """
     settings, step_time = settings or EngineLimits(), step_time or StepTime()
     state = start(trace, settings, step_time, speed_up(trace, speedup) + step_time.front_ns)
     record = new_record(settings, step_time, LOG_ROWS if on_steps else 0)
     hybrid = hybrid_of(state)
-    # No step yet: compiled code is made or loaded here, before the clock is read.
+    # Makes no step: it compiles or loads the code before the clock is read.
     advance(state, hybrid, record, 0, FOREVER)
     begin = clock() if clock else 0.0
     counts = state.counts
@@ -198,7 +198,7 @@ def told(
     trace: Trace, settings: EngineLimits, step_time: StepTime, state: at.RunState, record: RunRecord, arrival_ns: Integers,
     wall_seconds: float = 0.0,
 ) -> Replay:  # fmt: skip
-    """A run that is over, from its arrays."""
+    """The replay of a run that is over, from its arrays."""
     stamps, requests = state.stamps, state.requests
     return Replay(
         trace=trace,
@@ -239,7 +239,7 @@ def _totals(state: at.RunState, record: RunRecord) -> Totals:
         peak_blocks=count[at.PEAK_BLOCKS],
         peak_running=count[at.PEAK_RUNNING],
         peak_waiting=count[at.PEAK_WAITING],
-        # In Python's whole numbers: more than 64 bits hold, for a week of a large pool.
+        # In Python's whole numbers: a week of a large pool needs more than 64 bits.
         used_block_ns=sum(blocks * ns for blocks, ns in zip(used.tolist(), record.usage_ns[used].tolist(), strict=True)),
         waste_slot_ns=float(record.sums[WASTE]),
         table_block_ns=float(record.sums[TABLES]),
@@ -255,7 +255,7 @@ MANY = 2**62
 
 
 def busiest_minute(series: Series) -> tuple[int, int]:
-    """From when to when, in ns, the most blocks were in use; the whole run if it is shorter than a minute."""
+    """The begin and end, in ns, of the minute with the most blocks in use; the whole run if it is shorter."""
     bins = len(series.used_blocks)
     width = min(bins, max(1, round(MINUTE_NS / max(1, series.bin_ns))))
     sums = np.concatenate(([0.0], np.cumsum(series.used_blocks)))

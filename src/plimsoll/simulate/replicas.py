@@ -1,6 +1,6 @@
-"""Several engines behind a router: which engine gets each request, then each engine's replay to the step, then one summary.
+"""Several engines behind a router: chooses each request's engine, then replays each engine to the step, then sums up.
 
-A router decides at the moment of arrival from what it can know then. So all engines go on together up to that moment
+A router decides at the moment of arrival from what it can know then. So all engines run together up to that moment
 (`OpenRun`), the router chooses, and the next request comes. Once every request has its engine, each engine replays its own
 part of the trace, exactly as if it were alone. The same trace, engines and router always give the same choices.
 
@@ -42,16 +42,16 @@ class RoutedEngine:
 
     @property
     def in_flight(self) -> int:
-        """Requests that it was given and has not finished: what vLLM's own balancer of data-parallel ranks counts."""
+        """Requests that it got and has not finished, the count of vLLM's own balancer of data-parallel ranks."""
         return self._given - self.run.count(at.FINISHED_COUNT) - self.run.count(at.REJECTED_COUNT)
 
     def go_on(self, to_ns: int) -> None:
-        """Make every step that ends by then."""
+        """Runs every step that ends by then."""
         for _ in self.run.until(to_ns):
             pass
 
     def take(self, trace: Trace, request: int, arrival_ns: int) -> None:
-        """Get one request."""
+        """Takes one request."""
         ids = trace.ids_of(request)
         prompt = max(1, int(trace.prompt[request]))
         tokens = min(prompt, len(ids) * trace.prefix_block)
@@ -65,7 +65,7 @@ class RoutedEngine:
             self._seen.popitem(last=False)
 
     def seen(self, ids: Integers) -> int:
-        """How many of a prompt's blocks, from its beginning on, it was sent before."""
+        """The number of a prompt's blocks, from its beginning on, that it was sent before."""
         return sum(1 for _ in takewhile(self._seen.__contains__, chains_of(ids)))
 
     def score(self, ids: Integers, fewest: int, most: int) -> float:
@@ -107,7 +107,7 @@ def route(
 
 
 def _choice(engines: Sequence[RoutedEngine], router: str, trace: Trace, request: int) -> int:
-    """The engine that gets this request; of several that are as good the first."""
+    """The engine that gets this request; the first of several equally good ones."""
     if router == ROUND_ROBIN:
         return request % len(engines)
     if router == LEAST_LOAD:
@@ -129,7 +129,7 @@ def replay_in_lockstep(
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] | None = None,
 ) -> tuple[Integers, list[Replay]]:
-    """The engine of each request, and what each engine did, where every step lasts as long as the slowest engine's.
+    """The engine of each request, and each engine's replay, where every step lasts as long as the slowest engine's.
 
     The next step is decided when the last one is over, with async scheduling too.
     """

@@ -1,6 +1,6 @@
-"""vLLM's V1 scheduler: who computes how many tokens in the next step, and who must give way.
+"""vLLM's V1 scheduler: chooses the requests and tokens of the next step, and preempts requests for room.
 
-    schedule()   running requests first, in order; then waiting ones, unless somebody was preempted in this step
+    schedule()   running requests first, in order; then waiting ones, unless a request was preempted in this step
     finish()     the step is over: tokens appear, ended requests leave
 
 Words are vLLM's own. A request has COMPUTED tokens and catches up with its TOKENS; with async scheduling it also has
@@ -25,7 +25,7 @@ from plimsoll.simulate.queues import drop
 
 @part
 def _victim(s: RunState) -> int:
-    """Where in line the running request stands that gives way: the last, or the least urgent."""
+    """Returns the place of the running request to preempt: the last, or with priorities the least urgent."""
     count = s.counts[RUNNING_COUNT]
     if not s.limits[BY_PRIORITY]:
         return count - 1
@@ -40,7 +40,7 @@ def _victim(s: RunState) -> int:
 
 @part
 def _unschedule(s: RunState, batch: int, request: int) -> int:
-    """Take a request out of the batch being made; the tokens it would have computed."""
+    """Takes a request out of the batch being made; returns the tokens it would have computed."""
     who = SEAT_BATCH + 3 * batch
     count = s.counts[BATCHES + batch * BATCH_FIELDS + B_REQUESTS]
     for at in range(count):
@@ -56,7 +56,7 @@ def _unschedule(s: RunState, batch: int, request: int) -> int:
 
 @part
 def _push_out(s: RunState, batch: int) -> tuple[int, int, int]:
-    """Preempt whoever gives way: who it was, where it stood, and how many tokens of this step it gives back."""
+    """Preempts a running request; returns the request, its place, and the tokens of this step that it gives back."""
     where = _victim(s)
     victim = s.seats[where, SEAT_RUNNING]
     s.counts[RUNNING_COUNT] -= 1
@@ -70,8 +70,8 @@ def _push_out(s: RunState, batch: int) -> tuple[int, int, int]:
 
 @hot
 def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -> int:
-    """Running requests in their order; whoever cannot get blocks pushes others out. What is left of the budget."""
-    # This loop is where the time goes. What it looks at again and again is kept in locals: an array might have changed.
+    """Schedules running requests in their order, preempting others where blocks are short; returns the budget left."""
+    # This loop takes most of the time. Locals hold the values it reads often: the compiler reads an array anew each time.
     who = SEAT_BATCH + 3 * batch
     made = BATCHES + batch * BATCH_FIELDS
     requests, seats = s.requests, s.seats
@@ -122,15 +122,15 @@ def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -
 
 @hot
 def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
-    """Decide the next step into `batch`; how many tokens it computes."""
+    """Schedules the next step into `batch`; returns the number of tokens it computes."""
     made = BATCHES + batch * BATCH_FIELDS
     for field in range(BATCH_FIELDS):
         s.counts[made + field] = 0
     s.counts[PASS] += 1
-    # A budget that was turned down starves nobody: everybody who runs gets a token, and a prompt a block where it needs one.
+    # A budget that was turned down starves no request: each running one gets a token, and a prompt a block where it needs one.
     needed = s.counts[RUNNING_COUNT] + (s.limits[BLOCK_SIZE] if s.limits[MAMBA_ALIGN] else 0)
     s.counts[STEP_BUDGET] = max(s.limits[BUDGET], min(s.limits[FULL_BUDGET], needed))
-    # The threshold keeps a long prompt from starving others: alone, there is nobody to starve.
+    # The threshold keeps a long prompt from starving others: a request that is alone needs none.
     threshold = s.limits[THRESHOLD] if s.counts[RUNNING_COUNT] + s.counts[WAITING_COUNT] > 1 else 0
     budget = _schedule_running(s, hybrid, batch, threshold)
     if s.counts[made + B_PREEMPTED] == 0 and s.counts[WAITING_COUNT] > 0:
@@ -146,11 +146,11 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
         computed, under_way = row[COMPUTED] + tokens, row[PLACEHOLDERS]
         row[COMPUTED] = computed
         context += computed
-        if tokens > 1:  # twice the pairs of a token and one that it looks at
+        if tokens > 1:  # twice the number of pairs of a token and one that it looks at
             pairs += tokens * (2 * computed - tokens)
         produces = computed >= row[TOKENS] + under_way
         seats[at, who + B_PRODUCES] = 1 if produces else 0
-        # With one step at a time, nothing is under way when anybody asks.
+        # With one step at a time, no step is under way when this is read.
         if is_async:
             row[IN_FLIGHT] += tokens
             if produces:
@@ -164,7 +164,7 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
 
 @hot
 def _is_over(row: Int32, tokens: int) -> bool:
-    """A step of this request came back: it is no longer under way, nor stale. True if the request ended before."""
+    """Takes a finished step's tokens off those under way and stale; True if the request ended before."""
     if row[STATUS] == FINISHED:
         return True
     row[IN_FLIGHT] -= tokens
@@ -187,7 +187,7 @@ def _end_request(s: RunState, request: int, now: int) -> None:
 
 @hot
 def finish(s: RunState, hybrid: Hybrid, batch: int, now: int) -> None:
-    """The step is over: tokens appear, and requests that have all of theirs leave."""
+    """Ends the step: its tokens appear, and requests that have all of theirs leave."""
     who = SEAT_BATCH + 3 * batch
     requests, seats = s.requests, s.seats
     is_async, max_len = s.limits[ASYNC] != 0, s.limits[MAX_LEN]

@@ -1,4 +1,4 @@
-"""What is simulated: the engine's limits, the cache groups that share its pool, and how long a step takes.
+"""Settings of a simulation: the engine's limits, the cache groups that share its pool, and the step times.
 
 Where nothing was measured, a step's time follows from the card's data sheet and the model's size, a rough guide: a step reads
 all weights once and computes two operations for each active parameter and token; the slower of the two sets its time. Reading
@@ -63,7 +63,7 @@ def groups_of(settings: EngineLimits) -> tuple[CacheGroup, ...]:
 
 
 class StepTime(NamedTuple):
-    """How long one step takes, in whole nanoseconds, so that a run can be repeated to the digit.
+    """The time of one step, in whole nanoseconds, so that a run can be repeated to the digit.
 
     t = base + token*T + seq*S + (ctx_ps*C)//1000 + (pair_fs*P)//10**6, where T tokens of S requests are computed, C is the sum
     of their lengths after the step, and P is twice the sum, over tokens of prompts, of the tokens that each looks at. A step
@@ -77,17 +77,17 @@ class StepTime(NamedTuple):
     ctx_ps: int = 40_000
     by_tokens: Integers | None = None  # by_tokens[T] in ns, for T from 0 to max_num_batched_tokens
     pair_fs: int = 0  # Attention of prompts: tokens times context
-    prompt_ns: int = 0  # What the host needs for a step with prompts in it, whose attention no graph holds
-    front_ns: int = 0  # No part of a step: from a request's arrival to the scheduler, and from a first token to who asked
+    prompt_ns: int = 0  # The host's time for a step with prompts in it, whose attention no graph holds
+    front_ns: int = 0  # No part of a step: from a request's arrival to the scheduler, and from a first token to the client
 
     def scaled(self, factor: float) -> StepTime:
-        """The same with every part of a step so many times as long."""
+        """The same with every part of a step `factor` times as long."""
         names = ("base_ns", "token_ns", "seq_ns", "ctx_ps", "pair_fs", "prompt_ns")
         table = None if self.by_tokens is None else np.round(self.by_tokens * factor).astype(np.int64)
         return self._replace(**{name: round(getattr(self, name) * factor) for name in names}, by_tokens=table)
 
     def reaching(self, most_tokens: int) -> StepTime:
-        """The same, with a table for steps of up to so many tokens: one that is too short goes on as a line."""
+        """The same, with a table for steps of up to `most_tokens`: one that is too short goes on as a line."""
         if self.by_tokens is None or len(self.by_tokens) > most_tokens:
             return self
         more = np.arange(1, most_tokens + 2 - len(self.by_tokens)) * self.token_ns
@@ -114,14 +114,14 @@ LARGEST = 512  # vLLM captures no larger size by itself (1024 on a few cards and
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """The sizes vLLM captures when none are named: twice as many tokens as there may be requests, at most LARGEST."""
+    """The sizes vLLM captures by default: up to twice as many tokens as there may be requests, at most LARGEST."""
     top = min(2 * max_num_seqs, LARGEST)
     sizes = (1, 2, 4, *range(8, 256, 8), *range(256, top + 1, 16))
     return tuple(size for size in sizes if size <= top)
 
 
 def padded(sizes: Sequence[int], most_tokens: int) -> Integers:
-    """As how many tokens a step of T is computed, for every T from 0 to `most_tokens`."""
+    """Returns the number of tokens computed in a step of T, for every T from 0 to `most_tokens`."""
     tokens = np.arange(most_tokens + 1, dtype=np.int64)
     if not sizes:
         return tokens
@@ -142,7 +142,7 @@ def step_table(base_ns: float, token_ns: float, most_tokens: int, sizes: Sequenc
 
 BANDWIDTH_SHARE = 0.8  # Of the data sheet's bandwidth. A customary figure, chosen beforehand and not fitted to any run.
 COMPUTE_SHARE = 0.6  # Of the data sheet's dense rate. Customary, too, and not fitted.
-OVERHEAD_NS = 2_000_000  # Launching, sampling and handing out a step's answers. A guess, not fitted.
+OVERHEAD_NS = 2_000_000  # To launch a step, sample and send its answers. A guess, not fitted.
 FP8_BYTES = (0.9, 1.2)
 SEQ_NS = 10_000  # The engine's own work for each request in a step
 
@@ -152,18 +152,18 @@ class Experts(NamedTuple):
 
     experts: int
     per_token: int
-    weights_share: float  # Of all weights, those that belong to routed experts
+    weights_share: float  # The share of all weights that belongs to routed experts
 
     def hit(self, tokens: Floats) -> Floats:
-        """The share of experts that so many tokens are sent to, if each chooses independently."""
+        """The share of experts that these tokens are sent to, if each chooses independently."""
         return 1 - (1 - min(self.per_token, self.experts) / self.experts) ** tokens
 
     def read(self, tokens: Floats) -> Floats:
-        """The share of all weights that a step of so many tokens reads."""
+        """The share of all weights that a step of these tokens reads."""
         return 1 - self.weights_share * (1 - self.hit(tokens))
 
 
-REPLAYED_ALL_THE_SAME = "; it is replayed as if it did"  # how the note ends that a replayed server does not start
+REPLAYED_ALL_THE_SAME = "; it is replayed as if it did"  # the end of the note on a replayed server that does not start
 # `plan`'s names of groups, and ours.
 _KINDS: Mapping[str, Kind] = {
     "full": "full", "mla": "full", "indexer": "full", "sliding": "sliding", "sliding-mla": "sliding", "state": "mamba",
@@ -179,7 +179,7 @@ def group_of(kind: object, block_size: int, window: int | None) -> CacheGroup:
 
 
 def with_groups(settings: EngineLimits, groups: Sequence[CacheGroup]) -> EngineLimits:
-    """The settings with these groups; a single one of full attention is what they mean without any."""
+    """The settings with these groups; a single one of full attention is left out, as the default."""
     is_plain = len(groups) == 1 and groups[0].kind == "full" and groups[0].block_size == settings.block_size
     return settings._replace(groups=() if is_plain else tuple(groups))
 
@@ -197,12 +197,12 @@ def planned_settings(said: LaunchSettings, kv: KvPlan) -> EngineLimits:
 
 
 class Sheet(NamedTuple):
-    """What the step time depends on besides the card: figures of one GPU, and how many GPUs there are."""
+    """The figures beside the card that the step time depends on: those of one GPU, and the number of GPUs."""
 
     weights_bytes: float
     block_bytes: float
     parameters: float
-    routed: float = 0.0  # Of the parameters, those of routed experts
+    routed: float = 0.0  # The parameters of routed experts among them
     experts: Experts | None = None
     cards: int = 1  # Tensor parallel size
     stages: int = 1  # Pipeline parallel size: a step goes through one stage after the other
@@ -227,13 +227,13 @@ def sheet_time(sheet: Sheet, card: Gpu, settings: EngineLimits) -> StepTime | No
         return None
     spread, most = sheet.cards * sheet.stages, settings.max_num_batched_tokens
     weights = sheet.weights_bytes * spread
-    # Weights of one byte are taken for 8-bit floats, which are computed with as such; four bits are unpacked to sixteen.
+    # Weights of one byte are taken for 8-bit floats, which are computed as such; four bits are unpacked to sixteen.
     is_fp8 = FP8_BYTES[0] <= weights / max(1.0, sheet.parameters) <= FP8_BYTES[1]
     flops = card.fp8_flops if card.fp8_flops and is_fp8 else card.bf16_flops
     bandwidth = card.bandwidth_bytes_per_s * BANDWIDTH_SHARE
     full = sum(group.kind == "full" for group in settings.groups) if settings.groups else 1
     kv_bytes_per_token = full * sheet.block_bytes * spread / settings.block_size
-    # Of routed experts only the chosen ones take part in computing a token, and a step reads only those that it reaches.
+    # Only the chosen routed experts compute a token, and a step reads only the experts that its tokens reach.
     idle = sheet.routed * (1 - sheet.experts.per_token / sheet.experts.experts) if sheet.experts else 0.0
     tokens = padded(captured_sizes(settings, is_eager=sheet.is_eager), most).astype(np.float64)
     read = sheet.experts.read(tokens) if sheet.experts else np.ones_like(tokens)

@@ -1,4 +1,4 @@
-"""How long a step takes by measured kernels: matrix products by shape, attention, all-reduce, experts, and the host.
+"""Step times by measured kernels: matrix products by shape, attention, all-reduce, experts, and the host.
 
 A kernel's time is its ideal time by the data sheet times a ratio that was measured (data/silicon.json, which
 lab/write_silicon_table.py makes). A card that nobody measured borrows the ratios of its generation, with a wider band; a model
@@ -49,22 +49,22 @@ LEAST_BYTES = 0.9  # of a parameter: products of 4-bit weights are not in the ta
 SMALL_NS = 1_500.0  # no kernel is shorter
 SMALL_KERNELS = 5  # of a layer beside products and attention: norms, rotation, cache write, activation
 ELEMENTWISE_SHARE = 0.8  # of the bandwidth, in such kernels
-# The host's part, from our own runs on an H200 (benchmarks/clock.py names those that it was taken from).
+# The host's part, from our own runs on an H200 (benchmarks/clock.py names them).
 SYNC_HOST_NS = 1_500_000.0  # more where the next step is scheduled only when the last one is done
 PROMPT_LAYER_NS = 125_000.0  # of a layer in a step with prompts, whose attention no graph holds
 EAGER_LAYER_NS = 450_000.0  # of a layer with --enforce-eager, where the host is what a step waits for
 UNFUSED = 2.0  # times the bytes that such kernels move where nothing is compiled
-SUSTAINED = 0.06  # what products that computing limits take more in a card that is busy all the time than alone
+SUSTAINED = 0.06  # extra time of compute-bound products in a card that is busy all the time, as a share
 UNEVEN = 1.15  # attention over requests of unlike length, with kernels that split it evenly (all but Hopper's and Blackwell's)
 FRONT_NS = 13_000_000  # from a request's arrival to the scheduler, and from a first token to the client
 SAMPLED_PASSES = 4  # over the logits of a request, in 32 bits
 
 
 class StepClock(NamedTuple):
-    """Step times that no run was fitted to, how far they may be off, and what they rest on."""
+    """Step times without a fit to a run, their band, and their basis."""
 
     step_time: StepTime
-    band: tuple[float, float]  # a step may take so many times as long
+    band: tuple[float, float]  # factors on a step's time: lowest and highest
     basis: str
 
 
@@ -92,16 +92,16 @@ class _Chip(NamedTuple):
         for size_now, grid in ((inputs, table["inner"]), (outputs, table["columns"])):
             at = float(np.interp(math.log(size_now), np.log(grid), np.arange(len(grid))))
             low = min(int(at), len(grid) - 2)
-            # The last axis first: what is left are ratios by tokens.
+            # The last axis first: ratios by tokens are left.
             ratios = ratios[..., low] * (1 - (at - low)) + ratios[..., low + 1] * (at - low)
         excess = np.interp(np.log(tokens), np.log(table["tokens"]), ratios) - 1
-        # Where computing is the limit, most of the excess is the power limit's: a slower card of its kind stays below it.
+        # Where computing is the limit, the power limit causes most of the excess: a slower card of its kind stays below it.
         is_computing = ideal > moved / self.bandwidth
         excess = np.where(is_computing, self.relief[kind] * (excess + SUSTAINED), excess)
         return np.maximum(SMALL_NS, 1e9 * ideal * (1 + excess))
 
     def all_reduce(self, moved: Floats, cards: int) -> Floats:
-        """Nanoseconds to add up so many bytes over so many cards."""
+        """Nanoseconds to add up `moved` bytes over `cards` cards."""
         by_cards = self.rows["all_reduce"]
         sizes, took = np.array(by_cards[min(by_cards, key=lambda known: abs(math.log(int(known) / cards)))]).T
         inside = np.exp(np.interp(np.log(moved), np.log(sizes), np.log(took)))
@@ -122,7 +122,7 @@ class _Chip(NamedTuple):
         return np.maximum(SMALL_NS, 1e9 * ideal * np.interp(np.log(tokens), np.log(_table()["moe_tokens"]), near[4]))
 
     def nearest(self, name: str, wanted: Sequence[float]) -> list[float]:
-        """Of the rows that begin with such figures, the rest of the nearest one."""
+        """Returns the further figures of the row whose first ones are nearest to `wanted`."""
         row = min(self.rows[name], key=lambda one: sum(abs(math.log(a / b)) for a, b in zip(one, wanted, strict=False)))
         return [float(value) for value in row[len(wanted) :]]
 
@@ -166,7 +166,7 @@ def planned_clock(ledger: Ledger, shape: ModelShape, limits: EngineLimits) -> St
 
 
 def sheet_of(ledger: Ledger, shape: ModelShape) -> Sheet:
-    """What of a planned server decides its step times by the data sheet."""
+    """Returns the figures of a planned server that decide its step times by the data sheet."""
     launch, total, routed = ledger.settings, parameters(shape), routed_parameters(shape)
     counts = (shape.moe.experts, shape.moe.experts_per_token) if shape.moe is not None else (None, None)
     return Sheet(
@@ -229,7 +229,7 @@ def measured_clock(
 def _layer(
     chip: _Chip, shape: ModelShape, layer: Layer, launch: LaunchSettings, tokens: Floats, kind: str
 ) -> tuple[Floats, tuple[float, float, float, float]]:
-    """Nanoseconds of a layer by tokens, and of its attention: at all, for a request, for a token of context, for a pair."""
+    """Nanoseconds of a layer by tokens, and of its attention: fixed, for a request, for a token of context, for a pair."""
     cards, family = launch.tensor_parallel, family_of(shape)
     ranks = Ranks(cards, cards * (launch.data_parallel if launch.expert_parallel else 1), launch.expert_parallel)
     parts = [*mixer_parts(layer, shape, family, cards), *feed_forward_parts(layer, shape, family, ranks)]

@@ -21,13 +21,13 @@ from plimsoll.simulate.trace import Flags, Integers, Trace
 
 _KINDS = {"full": FULL, "sliding": SLIDING, "mamba": MAMBA}
 MOST_TOKENS = 2**31 - 2  # Of one request: the arrays hold 32-bit numbers
-MOST_BLOCKS = 20_000_000  # About a GiB of memory here, and twenty times what eight of the largest cards hold
+MOST_BLOCKS = 20_000_000  # About a GiB of memory here, and twenty times the blocks of eight of the largest cards
 MOST_BUDGET = 1 << 24
 MOST_BLOCK_SIZE = 1 << 20
 
 
 def check(settings: EngineLimits) -> None:
-    """Refuse what vLLM would not start with, and what would never end."""
+    """Raises BadInput for settings with which vLLM would not start or a replay would never end."""
     for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         if getattr(settings, name) < 1:
             raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}")
@@ -73,13 +73,13 @@ def check(settings: EngineLimits) -> None:
 
 
 def sliding_cap(group: CacheGroup, settings: EngineLimits) -> int:
-    """The most blocks a request ever holds in a sliding group: its window, what is under way, one for the uneven start."""
+    """The most blocks a request ever holds in a sliding group: its window, the tokens under way, one for an uneven start."""
     under_way = settings.max_num_batched_tokens * (2 if settings.async_scheduling else 1)
     return -(-min(group.window - 1 + under_way, settings.max_model_len) // group.block_size) + 1
 
 
 def check_start(settings: EngineLimits) -> None:
-    """vLLM starts only if one request of --max-model-len fits. Full attention is spared: longer requests are rejected."""
+    """Raises BadInput where a request of --max-model-len does not fit; with full attention alone, replay rejects long ones."""
     check(settings)
     groups = groups_of(settings)
     if all(group.kind == "full" for group in groups):
@@ -100,7 +100,7 @@ def check_start(settings: EngineLimits) -> None:
 
 
 def turn_limits(limits: Integers, settings: EngineLimits) -> None:
-    """Set those limits that a running engine can turn: plimsoll.inside's knobs."""
+    """Sets those limits that a running engine can change: plimsoll.inside's knobs."""
     limits[MAX_SEQS] = settings.max_num_seqs
     limits[BUDGET] = settings.max_num_batched_tokens
     limits[THRESHOLD] = settings.long_prefill_token_threshold
@@ -135,12 +135,12 @@ def _limits(settings: EngineLimits, step_time: StepTime, prefix_block: int, grou
 
 
 def too_long(tokens: Integers, settings: EngineLimits) -> Flags:
-    """Which requests of so many tokens, prompt and output, can never run: for the model, or in the whole pool to themselves."""
+    """Returns which requests of these tokens, prompt and output, can never run: too long for the model or the whole pool."""
     usable = settings.num_blocks - 1
     full = [group.block_size for group in groups_of(settings) if group.kind == "full"]
     if len(groups_of(settings)) == len(full) == 1:
         return tokens > min(settings.max_model_len, usable * full[0])
-    # The last token is never kept. What other groups hold comes and goes: only what surely does not fit is refused.
+    # The last token is never kept. Other groups' blocks come and go: only requests that surely do not fit are refused.
     held = sum((-(-(tokens - 1) // size) for size in full), np.zeros_like(tokens))
     return (tokens > settings.max_model_len) | (held > usable)
 
@@ -185,9 +185,9 @@ def start(
 
 
 def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival_ns: Integers, *, is_open: bool) -> RunState:
-    # vLLM asks full attention first: its answer narrows the search for the others.
+    # vLLM looks up full attention first: its hits narrow the search for the others.
     kinds = sorted(dict.fromkeys(groups_of(settings)), key=lambda group: group.kind != "full")
-    # Kind, block size, window, most blocks of a request at admission (0: no limit), and which other groups are alike.
+    # Kind, block size, window, most blocks of a request at admission (0: no limit), and the number of its kind.
     groups = np.array(
         [
             (_KINDS[group.kind], group.block_size, group.window,
@@ -216,7 +216,7 @@ def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival
     counts[REJECTED_COUNT] = trace.size - int(admitted.sum())
     seats = np.zeros((2 * slots + 2, SEAT_FIELDS), dtype=np.int64)
     seats[:slots, SEAT_FREE_SLOT] = np.arange(slots)[::-1]
-    # Most rows are never needed: memory that is not touched is not taken.
+    # Most rows are never used, and untouched memory is not allocated.
     tables = np.zeros((len(groups), slots + 1, TABLE + width), dtype=np.int32)
     limits = _limits(settings, step_time, trace.prefix_block, groups)
     limits[HIT_SLOT] = slots

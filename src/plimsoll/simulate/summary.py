@@ -1,4 +1,4 @@
-"""What a replay adds up to: the numbers a person asks for, each None where the run does not say. Times are seconds."""
+"""Summary figures of a replay, each None where the run does not give it. Times are seconds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, AtBlockSize, Replay, S
 from plimsoll.simulate.settings import EngineLimits, StepTime, groups_of
 from plimsoll.simulate.trace import Floats, Integers, Trace
 
-ROUGH_GUIDE = "rough guide: not fitted"  # What stands beside every time of a run whose step times nobody measured
-POOR_GUIDE = "rough guide: poor fit"  # What stands there where they were fitted to a run that they do not come near
+ROUGH_GUIDE = "rough guide: not fitted"  # Shown beside every time of a run whose step times were not measured
+POOR_GUIDE = "rough guide: poor fit"  # Shown there where the fit is far from its run
 POOR_FIT = (
     "the fit does not match its run: are the model, the cache and the limits those that the run had, and is the traffic its "
     "own?"
@@ -53,7 +53,7 @@ class BlockWaste(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """What was looked up in the prefix cache and what was found, first admissions apart from resumptions."""
+    """Tokens looked up and found in the prefix cache, first admissions apart from resumptions."""
 
     query_tokens: int
     hit_tokens: int
@@ -101,11 +101,11 @@ class Summary(NamedTuple):
     step_time: StepTime
     step_time_label: str  # How far the times can be trusted, in the words of `trust`
     arrival_seconds: float = 0.0  # When the last request came
-    longest_service_seconds: float = 0.0  # The longest time from a place to the last token
+    longest_service_seconds: float = 0.0  # The longest time from a request's admission to its last token
 
     @property
     def servers_to_keep_up(self) -> int | None:
-        """How many such servers would finish requests as fast as they come; None where this one does, or all came at once."""
+        """The number of such servers that finish requests as fast as they come; None where one does, or all came at once."""
         behind = self.sim_seconds - self.arrival_seconds
         is_behind = behind > max(LATE_SHARE * self.arrival_seconds, LATE_SERVICES * self.longest_service_seconds)
         if not is_behind or self.arrival_seconds <= 0 or not self.finished:
@@ -114,7 +114,7 @@ class Summary(NamedTuple):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the step times come near to a measured run rather than being assumed."""
+        """True if the step times come near to a measured run, False if they are assumed or fit poorly."""
         return not self.step_time_label.startswith((ROUGH_GUIDE, POOR_GUIDE))
 
     @property
@@ -124,7 +124,7 @@ class Summary(NamedTuple):
 
 
 def trust(fitted: str | None, *, is_poor: bool) -> str:
-    """How far times can be trusted: ROUGH_GUIDE, or what the fit says of its error, after POOR_GUIDE where that is large."""
+    """A label on trust in the times: ROUGH_GUIDE, or the fit's sentence on its error, after POOR_GUIDE where that is large."""
     if fitted is None:
         return ROUGH_GUIDE
     return f"{POOR_GUIDE}; {fitted}" if is_poor else fitted
@@ -140,7 +140,7 @@ class Latencies(NamedTuple):
 
 
 def summarise(replay: Replay, *, fitted: str | None = None, is_poor: bool = False) -> Summary:
-    """The numbers of one run; `fitted` is what a fit of the step times says of its error, `is_poor` that it is too large."""
+    """The numbers of one run; `fitted` is the fit's sentence on its error, `is_poor` says that the error is too large."""
     totals = replay.totals
     seconds = totals.end_ns / _NS
     output = int(replay.produced.sum())
@@ -177,7 +177,7 @@ def summarise(replay: Replay, *, fitted: str | None = None, is_poor: bool = Fals
 
 
 def latencies_of(replay: Replay) -> Latencies:
-    """How long each finished request took, by every measure."""
+    """The times of each finished request, by every measure."""
     done = np.flatnonzero(replay.finish_ns != NEVER)
     arrival, first, last = replay.arrival_ns[done], replay.first_token_ns[done], replay.finish_ns[done]
     further = replay.produced[done] - 1
@@ -200,7 +200,7 @@ def _usage(replay: Replay) -> Usage:
     nearly_full = -(-usable * NEARLY_FULL_PERCENT // 100)  # up: 94.9 % is not 95 %
 
     def at(percent: int) -> float:
-        # Each ns of busy time is one sample; in whole numbers, because a float cannot tell that many apart.
+        # Each ns of busy time is one sample; in whole numbers, because a float cannot count that many.
         return int(np.searchsorted(upto, totals.busy_ns * percent // 100, side="right")) / usable
 
     return Usage(
@@ -244,7 +244,7 @@ class SeriesBuilder:
         self._sums = {name: np.zeros(self._bins) for name in (*_MEANS, *_COUNTS, *_GROWING)}
 
     def add(self, rows: Integers) -> None:
-        """Count in rows of STEP_COLUMNS that follow those already given."""
+        """Adds rows of STEP_COLUMNS that follow those already given."""
         if len(rows) == 0:
             return
         self._any = True
@@ -298,7 +298,7 @@ OnProgress = Callable[[int, int], None]
 
 
 def same_memory(settings: EngineLimits, block_size: int) -> EngineLimits | None:
-    """As many tokens of cache in blocks of another size; the null block comes on top. None: not enough for one."""
+    """Returns settings for the same cache in blocks of another size, plus the null block; None where not one block fits."""
     tokens = (settings.num_blocks - 1) * settings.block_size
     blocks = tokens // block_size
     return settings._replace(block_size=block_size, num_blocks=blocks + 1) if blocks else None
@@ -313,7 +313,7 @@ def at_block_sizes(
     speedup: float = 1.0,
     on_progress: OnProgress | None = None,
 ) -> list[AtBlockSize]:
-    """One run for each size that the memory holds and the traffic can run in."""
+    """Runs the traffic at each size that the memory holds and the traffic can run in."""
     rows = []
     for number, size in enumerate(sizes):
         if on_progress is not None:
@@ -323,7 +323,7 @@ def at_block_sizes(
             continue
         try:
             found = replay(trace, other, step_time, speedup)
-        except BadInput:  # what runs at one size may be stuck at another: there is nothing to show then
+        except BadInput:  # traffic that runs at one size may be stuck at another: that size is left out
             continue
         summary, totals = summarise(found), found.totals
         entries = totals.table_block_ns / totals.busy_ns if totals.busy_ns else 0.0

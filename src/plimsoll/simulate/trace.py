@@ -1,6 +1,6 @@
-"""Traffic: when requests arrived, how long they were, and which of their beginnings they share.
+"""Traffic: the requests' arrivals, their lengths, and the beginnings they share.
 
-Content is never kept. Two requests share a beginning when their first prefix ids are equal; each id stands for `prefix_block`
+Content is never kept. Two requests share a beginning when their first prefix ids are equal; each id covers `prefix_block`
 tokens. A request without ids shares nothing.
 
     prefix_ids    7 8 9 | 7 8 5 2 |   | ...           one row of numbers for the whole trace
@@ -38,12 +38,12 @@ class Trace(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many requests there are."""
+        """The number of requests."""
         return len(self.arrival_ns)
 
     @property
     def shares_content(self) -> bool:
-        """Whether any request says what its prompt begins with."""
+        """True if any request has prefix ids."""
         return len(self.prefix_ids) > 0
 
     def ids_of(self, request: int) -> Integers:
@@ -79,7 +79,7 @@ def make_trace(
     )
 
 
-# When requests arrive, where a trace does not say: a seeded process in place of stamps.
+# Arrivals for a trace without stamps: a seeded process.
 
 PROCESSES = ("poisson", "constant", "bursty", "at-once")
 LATEST_NS = 4_000_000_000_000_000_000
@@ -90,13 +90,13 @@ class Arrivals(NamedTuple):
     """A process: poisson, constant, bursty or at-once."""
 
     process: str = "poisson"
-    rate_per_s: float = 0.0  # On average; of no meaning to at-once
+    rate_per_s: float = 0.0  # On average; unused by at-once
     seed: int = 0
     burstiness: float = 0.25  # Of `bursty`: the shape of the gamma distribution of the gaps. 1 is poisson, smaller is burstier.
 
 
 def arrival_times(arrivals: Arrivals, count: int) -> Integers:
-    """`count` sorted arrivals in ns, the first at 0; the same seed gives the same times, and fewer are a part of more."""
+    """`count` sorted arrivals in ns, the first at 0; one seed gives the same times, and fewer of them are the first of more."""
     check_arrivals(arrivals)
     if arrivals.process == "at-once" or count == 0:
         return np.zeros(count, dtype=np.int64)
@@ -108,7 +108,7 @@ def arrival_times(arrivals: Arrivals, count: int) -> Integers:
     else:
         gaps = dice.standard_gamma(arrivals.burstiness, count) / arrivals.burstiness
     gaps[0] = 0.0
-    with np.errstate(over="ignore"):  # what becomes infinite is refused below
+    with np.errstate(over="ignore"):  # an infinite result is refused below
         times = np.cumsum(gaps) * (1e9 / arrivals.rate_per_s)
     if not times[-1] <= LATEST_NS:
         raise BadInput(f"at {arrivals.rate_per_s:g} requests a second the last of {count} would arrive after a hundred years")
@@ -116,7 +116,7 @@ def arrival_times(arrivals: Arrivals, count: int) -> Integers:
 
 
 def check_arrivals(arrivals: Arrivals) -> None:
-    """Nothing, or one line that says what is wrong with the process."""
+    """Raises BadInput in one line where the process is wrong."""
     if arrivals.process not in PROCESSES:
         raise BadInput(f"--arrivals takes {', '.join(PROCESSES)}, not {arrivals.process[:40]!r}")
     if not 0 <= arrivals.seed < 1 << 63:
@@ -127,13 +127,13 @@ def check_arrivals(arrivals: Arrivals) -> None:
         raise BadInput("--burstiness must lie between 0.001 and 1000; 1 is poisson, smaller is burstier")
 
 
-# A run that was measured on a real engine: its traffic, and when each request was scheduled, answered and done.
+# A run measured on a real engine: its traffic, and when each request was scheduled, answered and done.
 
 ABSENT = -1  # A stamp that the run does not have
 
 
 class RunSeries(NamedTuple):
-    """What the engine said of itself, a row a second."""
+    """The engine's own figures, a row a second."""
 
     at_s: Floats
     prompt_tokens_per_s: Floats
@@ -144,7 +144,7 @@ class RunSeries(NamedTuple):
 
 
 class MeasuredRun(NamedTuple):
-    """Stamps have the trace's order and its zero, in ns; ABSENT where the run has none."""
+    """A measured run. Stamps have the trace's order and its zero, in ns; ABSENT where the run has none."""
 
     trace: Trace
     scheduled_ns: Integers
@@ -154,7 +154,7 @@ class MeasuredRun(NamedTuple):
     series: RunSeries | None = None
 
 
-# Picking requests out of a trace, with the prefix ids that belong to them.
+# Picks requests out of a trace, with their prefix ids.
 
 IDS_MAX = 300_000_000  # Prefix ids that are held at once: 2.4 GB
 
@@ -173,7 +173,7 @@ def pick(trace: Trace, rows: Integers) -> Trace:
 
 
 def starts(counts: Integers) -> Integers:
-    """Where each of consecutive runs begins, and where the last one ends."""
+    """Returns the index at which each of consecutive runs begins, and the end of the last one."""
     begin = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=begin[1:])
     return begin
@@ -190,6 +190,6 @@ def places(first: Integers, counts: Integers) -> Integers:
 
 
 def blocks_of(tokens: Integers, block: int) -> Integers:
-    """Prefix ids that so many tokens need; up: a block once begun needs its id."""
+    """The number of prefix ids for these tokens, rounded up: a block once begun needs its id."""
     needed: Integers = -(-tokens // block)
     return needed

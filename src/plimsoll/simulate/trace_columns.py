@@ -1,4 +1,4 @@
-"""What the readers of the trace formats have in common: columns of numbers, checked, and ids of any kind made numbers."""
+"""Shared parts of the readers of trace formats: checked columns of numbers, and ids of any kind made numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plimsoll.errors import BadInput, TooLarge
 from plimsoll.net.inputs import unpacked
 from plimsoll.simulate.trace import LATEST_NS, Integers
 
-# How a trace's columns and fields are called, and the cells of its CSV.
+# The names of a trace's columns and fields, and the cells of its CSV.
 
 TOKENS_MAX = 1_000_000_000
 SIMPLEST = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -34,11 +34,11 @@ OUTPUT_NAMES = tuple(
 
 
 class BadRow(Exception):
-    """Some row of those given cannot be read; the reason holds for it when it is given alone."""
+    """A row of those given cannot be read; the message is about that row when it is given alone."""
 
 
 class CsvShape(NamedTuple):
-    """Which columns matter, by their place."""
+    """The columns to read, by their place."""
 
     kind: str
     width: int
@@ -49,7 +49,7 @@ class CsvShape(NamedTuple):
 
 
 def csv_shape(header: str, *, lengths_alone: bool = False) -> CsvShape | None:
-    """How to read a CSV with this header, or None if it has no columns we know; `lengths_alone` needs no times."""
+    """The columns of a CSV with this header, or None if it has none that we know; `lengths_alone` needs no times."""
     try:
         cells = [cell.strip() for cell in next(csv.reader([header]), [])]
     except csv.Error:
@@ -105,11 +105,11 @@ BYTES_MAX = 8 << 30
 LINE_MAX = 16 << 20
 ROWS_MAX = 50_000_000
 CHUNK = 1 << 20
-RECORDED = "requests-*.jsonl"  # What the recorder calls its files
+RECORDED = "requests-*.jsonl"  # The recorder's files
 
 
 class Lines(NamedTuple):
-    """Lines that are not blank, without their ends; `numbers[i]` is where `lines[i]` stands in the file, from 1."""
+    """Lines that are not blank, without their ends; `numbers[i]` is the number of `lines[i]` in the file, from 1."""
 
     numbers: range | list[int]
     lines: list[bytes]
@@ -128,7 +128,7 @@ def read_lines(path: str) -> Iterator[Lines]:
                 buffered.detach()  # or it would close standard input with itself
             return
         if path and Path(path).is_dir():
-            # All that the recorder left in its folder; of a file that is being written the last line may not be whole yet.
+            # All files of the recorder in the folder; the last line of a file that is being written may not be whole yet.
             files = sorted(Path(path).glob(RECORDED))
             if not files:
                 raise BadInput(f"{path}: a folder without a recording ({RECORDED}) in it")
@@ -178,7 +178,7 @@ def _kept(lines: list[bytes], number: int) -> Lines:
     return Lines([number + i for i, line in enumerate(lines) if line and not line.isspace()], kept)
 
 
-# Times as they are written, to whole nanoseconds without a float on the way.
+# Turns written times into whole nanoseconds, without a float in between.
 
 _SECOND = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)", re.ASCII)
 _REST = re.compile(r"(?:\.(\d+))?(?:Z|([+-])(\d\d):?(\d\d))?", re.ASCII)
@@ -245,14 +245,14 @@ class Columns(NamedTuple):
     id_counts: Integers
     stamps: Integers  # (rows, 4): scheduled, first token, finished, cached tokens; no rows where the format has none
     prefix_block: int = 0  # Tokens for each id, where the rows themselves say it
-    failed: int = 0  # Rows that are well formed and say that nothing was answered
+    failed: int = 0  # Well-formed rows of requests that got no answer
 
 
 NO_STAMPS = np.zeros((0, 4), dtype=np.int64)
 
 
 def plain_columns(arrival: Integers, prompt: Integers, output: Integers) -> Columns:
-    """Columns of a format that has neither ids nor priorities nor stamps."""
+    """Columns of a format without ids, priorities or stamps."""
     zeros = np.zeros(len(prompt), dtype=np.int64)
     return Columns(arrival, prompt, output, zeros, NOTHING, zeros, NO_STAMPS)
 

@@ -94,7 +94,7 @@ Row = dict[str, object]
 
 
 class JsonShape(NamedTuple):
-    """Which fields matter, by their names; "" where the format has none."""
+    """The fields to read, by their names; "" where the format has none."""
 
     kind: str
     arrival: str
@@ -116,7 +116,7 @@ _IN_SECONDS = ("recording", "measured")
 
 
 def json_shape(first: str, *, lengths_alone: bool = False) -> JsonShape | None:
-    """How to read JSON lines that begin with this one, or None if it has no fields we know; `lengths_alone` needs no times."""
+    """The fields of JSON lines that begin with this one, or None if it has none we know; `lengths_alone` needs no times."""
     row = _rows([first], exact=False)[0]
     if not lengths_alone:
         if "schema" in row:
@@ -129,7 +129,7 @@ def json_shape(first: str, *, lengths_alone: bool = False) -> JsonShape | None:
 
 
 def json_columns(shape: JsonShape, lines: list[str], prefix_block: int) -> Columns:
-    """The rows as columns, or BadRow; `prefix_block` tokens an id, 0 where a recording has not said it yet."""
+    """The rows as columns, or BadRow; `prefix_block` tokens an id, 0 where a recording has not given it yet."""
     rows = _rows(lines, exact=shape.kind in _IN_SECONDS)
     if shape.kind == "recording" and {row.get("schema") for row in rows} != {RECORDING}:
         raise BadRow(f"schema is not {RECORDING}")
@@ -154,7 +154,7 @@ def json_columns(shape: JsonShape, lines: list[str], prefix_block: int) -> Colum
 
 
 def _rows(lines: list[str], *, exact: bool) -> list[Row]:
-    """`exact` keeps numbers with a point as they are written."""
+    """Parses the lines; `exact` keeps numbers with a point as they are written."""
     read = json.JSONDecoder(parse_float=Decimal if exact else None).raw_decode
     texts = [line.strip() for line in lines]
     try:
@@ -200,7 +200,7 @@ def _seconds(values: list[object], name: str) -> list[int]:
 
 
 def _json_stamps(shape: JsonShape, rows: list[Row], arrival: Integers) -> Integers:
-    """(rows, 4): three stamps and the cached tokens; BadRow where a later thing happened before an earlier one."""
+    """(rows, 4): three stamps and the cached tokens; BadRow where the stamps are out of order."""
     found = np.full((len(rows), 4), NO_STAMP, dtype=np.int64)
     latest = arrival
     for at, name in enumerate(shape.stamps):
@@ -222,7 +222,7 @@ def _ids(shape: JsonShape, rows: list[Row], prompt: Integers, block: int) -> tup
     flat = [one for row in lists if isinstance(row, list) for one in row]
     counts = np.array([len(row) for row in lists if isinstance(row, list)], dtype=np.int64)
     needed = blocks_of(np.maximum(prompt, 1), block)
-    # vLLM hashes full blocks only, so a recording may end before the prompt does; the rest then is unlike any other.
+    # vLLM hashes full blocks only, so a recording may end before the prompt does; the rest is then shared with no other.
     short = (counts > 0) & (counts < needed)
     if shape.kind != "recording" and short.any():
         at = int(np.argmax(short))
@@ -239,8 +239,8 @@ _SERIES = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv
 
 
 class _Format(NamedTuple):
-    prefix_block: int  # 0: the rows say it
-    parse: Callable[[list[str], int], Columns]  # Of lines and the tokens an id covers as far as is known
+    prefix_block: int  # 0: the rows give it
+    parse: Callable[[list[str], int], Columns]  # Takes lines, and the tokens an id covers as far as known
 
 
 class _Rows(NamedTuple):
@@ -259,14 +259,14 @@ def read_trace(
 ) -> Trace:
     """The requests of a file ("-": standard input), sorted by arrival, then cut to `limit`, the first at 0.
 
-    `arrivals` says when requests come where the file does not, and replaces the file's own times where it does.
+    `arrivals` gives the times of requests, in place of the file's own if it has any.
     One line of BadInput names the first row that cannot be read; with `skip_bad` such rows are counted instead.
     """
     return _trace(path, _read(path, prefix_block, skip_bad=skip_bad), limit, arrivals)[0]
 
 
 def read_lengths(path: str) -> list[tuple[int, int]]:
-    """(prompt, output) tokens of every request of any file that `simulate` takes, in its order, for `plan --workload`."""
+    """(prompt, output) tokens of every request in a file that `simulate` takes, in its order, for `plan --workload`."""
     columns = _read(path, RECORDING_BLOCK, lengths_alone=True).columns
     prompt, output = np.maximum(columns.prompt, 1), np.maximum(columns.output, 1)
     return list(zip(prompt.tolist(), output.tolist(), strict=True))
@@ -347,7 +347,7 @@ def _read(path: str, prefix_block: int, *, skip_bad: bool = False, lengths_alone
 
 
 def _format(path: str, chunk: Lines, prefix_block: int, *, lengths_alone: bool) -> tuple[_Format, Lines]:
-    """What the first line shows the file to be, and the lines that are left to read."""
+    """Returns the file's format by its first line, and the lines left to read."""
     where = f"{path}, line {chunk.numbers[0]}"
     try:
         first = _decoded(chunk.lines[:1])[0].removeprefix("\ufeff")
@@ -397,7 +397,7 @@ def _decoded(lines: list[bytes]) -> list[str]:
 
 
 def _trace(path: str, rows: _Rows, limit: int | None, arrivals: Arrivals | None) -> tuple[Trace, Integers, int]:
-    """The trace, the file's rows in its order, and the moment it counts from."""
+    """The trace, the file's rows in its order, and the moment of its zero."""
     if limit is not None and limit < 1:
         raise BadInput("--limit must be 1 or more requests")
     columns = rows.columns
@@ -426,14 +426,14 @@ def _trace(path: str, rows: _Rows, limit: int | None, arrivals: Arrivals | None)
     return pick(whole, order)._replace(arrival_ns=times - zero), order, zero
 
 
-# Histograms of a saved page of metrics, for a fit, which a wrong one would mislead: what makes no sense is refused. Engines and
-# models of one page are added up, and everything else is passed over.
+# Histograms of a saved page of metrics, for a fit, which a wrong one would mislead: implausible ones are refused. Engines and
+# models of one page are added up, and everything else is skipped.
 
 _SHOWN = 60
 
 
 def looks_like_metrics(path: str) -> bool:
-    """Whether the file's first line is one of a page of metrics; a file that cannot be read is not."""
+    """True if the file's first line is one of a page of metrics; False where it cannot be read."""
     if path == "-":
         return False
     try:
@@ -462,7 +462,7 @@ def read_histograms(path: str) -> tuple[Histogram, ...]:
         sums = [sample.value for sample in page.of(f"{name}_sum")]
         if not buckets and not sums:
             continue
-        # A page adds up the sums that are numbers: here each label set must have one, or the mean would be another.
+        # A page adds up the sums that are numbers: here each label set must have one, or the mean would be wrong.
         sets = {frozenset(pair for pair in sample.labels.items() if pair[0] != "le") for sample in buckets}
         if found is None or len(sums) != len(sets) or not all(map(math.isfinite, sums)):
             wrong = "its buckets do not rise, do not end in +Inf or differ between its label sets, or a sum is not a number"

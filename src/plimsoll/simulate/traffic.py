@@ -23,11 +23,11 @@ from plimsoll.simulate.trace import (
     starts,
 )
 
-# Traffic that never was: seeded lengths, arrivals, shared beginnings and conversations.
+# Synthetic traffic: seeded lengths, arrivals, shared beginnings and conversations.
 #
 # synthetic:requests=10000,rate=20,prompt=1000,output=250,families=8,family_tokens=512,turns=4
 #
-# Each quantity has dice of its own, so that another output length leaves the arrivals as they were.
+# Each quantity has a random generator of its own, so that another output length leaves the arrivals as they were.
 
 SCHEME = "synthetic:"
 REQUESTS_MAX = 50_000_000
@@ -36,20 +36,20 @@ _PROMPT, _OUTPUT, _FAMILY, _THINK, _PRIORITY = range(1, 6)
 
 
 class Synthetic(NamedTuple):
-    """What is generated. Lengths are lognormal: a mean, and the sigma of the logarithm (0: all alike)."""
+    """A specification of traffic. Lengths are lognormal: a mean, and the sigma of the logarithm (0: all alike)."""
 
     requests: int = 1000
     rate_per_s: float = 10.0  # Requests of all turns together, on average
     arrivals: str = "poisson"
     burstiness: float = 0.25
-    prompt_mean: float = 1000.0  # Of what a request says itself: without the shared beginning, without the earlier turns
+    prompt_mean: float = 1000.0  # Of a request's own text: without the shared beginning and the earlier turns
     prompt_sigma: float = 1.0
     output_mean: float = 250.0
     output_sigma: float = 0.8
     prompt_max: int = 8192
     output_max: int = 2048
     families: int = 0  # Shared beginnings; each conversation has one of them
-    family_tokens: int = 512  # Length of a shared beginning; what does not fill a block of it is not shared
+    family_tokens: int = 512  # Length of a shared beginning; the part that does not fill a block is not shared
     turns: int = 1  # Requests of a conversation: each repeats all before it. One that outgrows `prompt_max` starts anew.
     think_s: float = 10.0  # Mean time between two turns
     prefix_block: int = 16
@@ -80,7 +80,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], int | float | str], float, float]] =
 
 
 def parse_synthetic(text: str) -> Synthetic:
-    """The specification out of `synthetic:key=value,...`; what is not said keeps its default."""
+    """The specification in `synthetic:key=value,...`; keys left out keep their defaults."""
     values: dict[str, int | float | str] = {}
     for part in text.removeprefix(SCHEME).split(","):
         if not part.strip():
@@ -135,7 +135,7 @@ def generate(spec: Synthetic) -> Trace:
     )  # fmt: skip
     if not spec.families and spec.turns == 1:
         return trace
-    # Blocks of the shared beginning carry the family's number, the others that of the thread.
+    # Blocks of the shared beginning have the family's number, the others the thread's.
     conversation, thread = conversation[order], thread[order]
     blocks = blocks_of(trace.prompt, spec.prefix_block)
     if blocks.sum() > IDS_MAX:
