@@ -1,1 +1,1 @@
-"""The best flags for this traffic, this model and this card: plan's pool for each setting, simulate's behaviour in it."""
+"""Finds the best flags for this traffic, model and card: plan gives each setting's pool, simulate replays the traffic in it."""

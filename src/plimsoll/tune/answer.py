@@ -1,4 +1,4 @@
-"""From traffic and a planned command to an answer: search, doubt, margin and drift, put together."""
+"""Tunes a planned command for traffic: search, doubt, margin and drift, put together."""
 
 from __future__ import annotations
 
@@ -26,44 +26,44 @@ from plimsoll.tune.space import (
     value_text,
 )
 
-# How much an answer hangs on step times that nobody measured.
+# How much an answer depends on step times that were not measured.
 #
 # Step times by measured kernels or by a data sheet have a band (docs/step-time.md). So the settings that might be chosen are
-# replayed with steps as fast and as slow as it allows, and what is best in any of the three is a range, not a recommendation.
+# replayed with steps as fast and as slow as it allows; the best settings of the three are a range, not a recommendation.
 
 CONTENDERS = 8
 FEWEST_CONTENDERS = 3
-SETTINGS_A_CONTENDER = 60  # Of a smaller space fewer are doubted, so that doubt takes no more than its part of the whole effort
+SETTINGS_A_CONTENDER = 60  # A smaller space has fewer contenders, so that doubt takes no more than its part of the effort
 AS_GOOD = 0.01
 
 
 class StretchedScores(NamedTuple):
-    """The contenders, with steps so many times as long."""
+    """The contenders' scores, with steps `factor` times as long."""
 
     factor: float
     scores: tuple[tuple[Candidate, Score], ...]
 
     @property
     def best(self) -> float:
-        """The most that any of them reached."""
+        """The highest goodput of them."""
         return max((score.goodput for _, score in self.scores), default=0.0)
 
     @property
     def good(self) -> tuple[Candidate, ...]:
-        """Those within one per cent of it."""
+        """The contenders within one per cent of the best."""
         return tuple(candidate for candidate, score in self.scores if score.goodput >= self.best * (1 - AS_GOOD))
 
 
 class Doubt(NamedTuple):
-    """What is best if steps take longer, or shorter, than the data sheet says."""
+    """The best settings if steps take longer, or shorter, than the data sheet says."""
 
     clocks: tuple[StretchedScores, ...]
     ranges: dict[str, tuple[float, float]]  # For each flag the lowest and the highest value that is best in any of them
-    steady: bool  # Whether the chosen setting is as good as any, whichever it is
+    steady: bool  # The chosen setting is as good as any with each of the clocks
 
 
 def contenders(tried: Sequence[Trial], chosen: Candidate, own: Candidate, most: int) -> list[Trial]:
-    """The chosen one, the command's own, and the best of each value of the two flags that matter most, best first."""
+    """The chosen setting, the command's own, and the best with each value of the two flags that matter most, best first."""
     found = {one.option.candidate: one for one in tried if one.option.candidate in (chosen, own)}
     for name in ("max_num_batched_tokens", "max_num_seqs"):
         best: dict[int, Trial] = {}
@@ -82,7 +82,7 @@ def doubt(
     run: RunAll,
     band: tuple[float, float] = SHEET_BAND,
 ) -> Doubt:
-    """Replay the contenders with faster and with slower steps."""
+    """Replays the contenders with faster and with slower steps."""
     clocks = [StretchedScores(1.0, tuple((one.option.candidate, one.score) for one in asked))]
     jobs = [job_of(one.option) for one in asked]
     for factor in band:
@@ -99,10 +99,10 @@ def doubt(
     )
 
 
-# Traffic in a few numbers, so that the next tuning can say what has changed since the last one.
+# Traffic in a few numbers, so that the next tuning can say how it has changed since the last one.
 
 MINUTE_NS = 60 * 10**9
-CHANGED = 0.2  # A figure that grew or shrank by more has changed
+CHANGED = 0.2  # A figure counts as changed if it grew or shrank by more
 CHANGED_SHARE = 0.1  # The same for shares, in points
 
 
@@ -119,7 +119,7 @@ class Fingerprint(NamedTuple):
     output_mean: float
     output_p50: float
     output_p99: float
-    shared: float  # Share of the prompts' beginnings that an earlier request had too
+    shared: float  # Share of the prompts' beginnings that an earlier request also had
 
 
 NAMES: Mapping[str, str] = {
@@ -143,7 +143,7 @@ class TrafficChange(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether it is worth a word."""
+        """True if the change is large enough to mention."""
         if self.name == "shared":
             return abs(self.now - self.before) > CHANGED_SHARE
         low, high = sorted((self.before, self.now))
@@ -151,7 +151,7 @@ class TrafficChange(NamedTuple):
 
 
 def fingerprint(traffic: Traffic) -> Fingerprint:
-    """The numbers of this traffic, as fast as it comes."""
+    """The numbers of this traffic at its speed."""
     trace, span = traffic.trace, traffic.span_s
 
     arrivals = (trace.arrival_ns / traffic.speedup).astype(np.int64)
@@ -176,7 +176,7 @@ def fingerprint(traffic: Traffic) -> Fingerprint:
 
 
 def drift(before: Fingerprint, now: Fingerprint) -> tuple[TrafficChange, ...]:
-    """Every figure that is compared, then and now."""
+    """Every compared figure, then and now."""
     return tuple(TrafficChange(name, getattr(before, name), getattr(now, name)) for name in NAMES)
 
 
@@ -189,7 +189,7 @@ def flags_of(candidate: Candidate, own: Candidate) -> dict[str, str]:
 
 
 def with_flags(words: Sequence[str], flags: Mapping[str, str]) -> list[str]:
-    """The words of a command with these flags in place of what it said of them; what it did not say comes last."""
+    """The words of a command with its values of these flags replaced; flags that it did not have come last."""
     found: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -202,18 +202,18 @@ def with_flags(words: Sequence[str], flags: Mapping[str, str]) -> list[str]:
 
 
 class Server(NamedTuple):
-    """What is tuned: a planned command, and how long its steps take."""
+    """The server to tune: a planned command, and its step times."""
 
     ledger: Ledger
     shape: ModelShape
     replan: Replan
     step_time: StepTime | None = None  # Fitted to a real run; None: by the data sheet
-    fitted: str | None = None  # What the fit says of its own error
+    fitted: str | None = None  # The fit's sentence on its error
     most_running: int | None = None  # Requests at once in the run that the fit saw
-    is_poor: bool = False  # Whether the fit is so far off that what it leads to is a rough guide all the same
+    is_poor: bool = False  # The fit is so far off that the answer is a rough guide all the same
 
     def clock_of(self, option: Option) -> StepClock:
-        """Unfitted step times of a candidate; without a card's rates those of no card."""
+        """Unfitted step times of a candidate; without the card's rates the reference's constants."""
         return planned_clock(option.ledger, self.shape, option.settings) or StepClock(StepTime(), SHEET_BAND, "no card")
 
     def job_of(self, option: Option) -> Job:
@@ -224,7 +224,7 @@ class Server(NamedTuple):
 
 
 class Last(NamedTuple):
-    """What an earlier tuning saw, and what it chose."""
+    """The traffic of an earlier tuning, and the setting it chose."""
 
     traffic: Fingerprint
     chosen: Candidate
@@ -241,7 +241,7 @@ class Tuning(NamedTuple):
     own_option: Option
     found: SearchResult | None  # None: no candidate is safe, or none can run
     refused: tuple[Option, ...]  # Candidates that plan objects to
-    failures: tuple[str, ...]  # Why safe candidates could not be replayed to the end, each reason once
+    failures: tuple[str, ...]  # The reasons why safe candidates could not be replayed to the end, each once
     doubt: Doubt | None  # None where step times were fitted
     at_low_end: Score | None
     """The chosen setting, if the cache turns out as small as plan's band allows; None where that is not a cache."""
@@ -257,12 +257,12 @@ class Tuning(NamedTuple):
 
     @property
     def changes(self) -> tuple[TrafficChange, ...]:
-        """Then and now; empty where there is no earlier tuning."""
+        """The traffic's figures then and now; empty where there is no earlier tuning."""
         return drift(self.last.traffic, self.seen) if self.last is not None else ()
 
 
 def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last | None = None) -> Tuning:
-    """The best setting of the space for this traffic, and all that is to be said about it."""
+    """Finds the best setting of the space for this traffic, with its doubt, margin and drift."""
     own = candidate_of(server.ledger)
     # vLLM sets the block size where kinds of layers share the pool, and a cache of a set size knows no utilisation.
     if len(server.ledger.kv_plan.groups) > 1:
@@ -314,9 +314,9 @@ def _at_low_end(traffic: Traffic, job: Job, chosen: Option, run: RunAll) -> Scor
 
 
 def curve(tuning: Tuning, name: str) -> list[Trial]:
-    """For each value of this flag the best that was replayed with the other of the two limits as chosen.
+    """The best replayed trial for each value of this flag, with the other of the two limits as chosen.
 
-    Cache and blocks may differ along it: what is asked is what this value can do, not what it does in a cache made for another.
+    Cache and blocks may differ along the curve: it shows the best that each value can do, not its result in another's cache.
     """
     if tuning.found is None:
         return []

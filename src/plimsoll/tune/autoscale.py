@@ -1,9 +1,9 @@
-"""Which autoscaling rule keeps a promise: the traffic replayed with replicas that come and go as the rule says.
+"""Finds an autoscaling rule that keeps a promise: replays the traffic with replicas that come and go as the rule says.
 
-A horizontal autoscaler looks every 15 seconds at a figure summed over the replicas that serve, as the last scrape had it, and
-wants that sum over the target of one replica, rounded up. It leaves a difference of a tenth alone, goes up by what the lowest
-wish of the up window allows and down to the highest of the down window, and at most doubles or adds four at a time. A new
-replica serves after its start; one that goes takes no more requests and ends those that it has.
+Every 15 seconds a horizontal autoscaler reads a figure summed over the replicas that serve, as of the last scrape, and wants
+that sum divided by the target of one replica, rounded up. It ignores a difference of a tenth, goes up to the lowest wish of
+the up window and down to the highest of the down window, and at most doubles or adds four at a time. A new replica serves
+after its start; one that leaves takes no more requests and finishes those that it has.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from plimsoll.tune.capacity import find_capacity, replay_fleet
 from plimsoll.tune.goodput import Job, Traffic, score
 
 POLL_S = 15  # of KEDA's and of the autoscaler's own loop, and between two scrapes
-TOLERANCE = 0.1  # what the autoscaler leaves alone, by default
+TOLERANCE = 0.1  # the difference that the autoscaler ignores, by default
 ADDED_AT_ONCE = 4  # or as many as there are: its default policy for going up
 IN_FLIGHT, WAITING = "in flight", "waiting"
 TARGETS = {IN_FLIGHT: (2, 4, 8, 16, 32, 64, 128, 256), WAITING: (1, 2, 4, 8, 16)}
-WINDOWS = ((0, 60), (0, 600), (60, 300))  # tried beside (0, 300), with the best target
+WINDOWS = ((0, 60), (0, 600), (60, 300))  # to try beside (0, 300), with the best target
 DOWN_S = 300
-SPARE = 1.5  # times the replicas that keep the promise all the time: the most that a rule may ask for
+SPARE = 1.5  # the most replicas of a rule, as a multiple of the number that keeps the promise without one
 MORE_TRAFFIC = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """What an autoscaler is told."""
+    """The settings of an autoscaler."""
 
     metric: str  # IN_FLIGHT or WAITING: requests of all replicas
     target: int  # for one replica
     fewest: int
     most: int
     up_s: int = 0  # the window over which the lowest wish counts
-    down_s: int = DOWN_S  # and the highest
+    down_s: int = DOWN_S  # the window over which the highest wish counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,18 @@ class ScalingTrial:
     requests: int
     mean_replicas: float
     peak_replicas: int
-    changes: int  # how often their number was changed
+    changes: int  # of the number of replicas
     speedup: float = 1.0
 
     @property
     def share(self) -> float:
-        """Of all requests, those served as promised."""
+        """The share of all requests that were served as promised."""
         return self.met / self.requests if self.requests else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """The rule, and everything that was tried."""
+    """The chosen rule, and all trials."""
 
     chosen: ScalingTrial | None  # keeps the promise with a tenth more traffic, too; None: no number of replicas does
     trials: tuple[ScalingTrial, ...]  # the first has a number of replicas that keeps the promise without a rule
@@ -72,7 +72,7 @@ class Autoscaling:
 
 
 class _Replicas:
-    """Replicas that come and go, and when each did."""
+    """Replicas that come and go, with the times of each."""
 
     def __init__(self, job: Job, prefix_block: int, count: int) -> None:
         self._make: Callable[[], RoutedEngine] = lambda: RoutedEngine(job.settings, job.step_time, prefix_block)
@@ -81,7 +81,7 @@ class _Replicas:
 
     @property
     def wanted(self) -> list[int]:
-        """Those that were not sent away, ready or not."""
+        """The replicas that did not leave, ready or not."""
         return [place for place, left in enumerate(self.left_ns) if left < 0]
 
     def serving(self, now_ns: int) -> list[int]:
@@ -92,7 +92,7 @@ class _Replicas:
             self.engines[place].go_on(now_ns)
 
     def become(self, count: int, now_ns: int, start_ns: int) -> None:
-        """More that are ready after their start, or fewer: those that start first, then the newest."""
+        """Adds replicas that are ready after their start, or removes the newest."""
         for _ in range(count - len(self.wanted)):
             self.engines.append(self._make())
             self.made_ns.append(now_ns)
@@ -103,14 +103,14 @@ class _Replicas:
 
 
 def wish(rule: ScalingRule, figure: float, current: int) -> int:
-    """How many replicas the autoscaler wants for this sum of its figure."""
+    """The number of replicas that the autoscaler wants for this sum of its figure."""
     if abs(figure / (rule.target * current) - 1) <= TOLERANCE:
         return current
     return min(rule.most, max(rule.fewest, math.ceil(figure / rule.target)))
 
 
 def next_count(rule: ScalingRule, wishes: list[tuple[float, int]], now_s: float, current: int) -> int:
-    """How many it makes of its wishes, (second, replicas) each, within the two windows and its steps."""
+    """The next number of replicas from its wishes, (second, replicas) each, within the two windows and its steps."""
     if wishes[-1][1] > current:
         lowest = min(count for at, count in wishes if at >= now_s - rule.up_s)
         return min(max(current, lowest), max(2 * current, current + ADDED_AT_ONCE))
@@ -155,7 +155,7 @@ def replay_rule(traffic: Traffic, job: Job, rule: ScalingRule, start_s: int, spe
 def find_rule(
     traffic: Traffic, job: Job, keep: float, start_s: int, on_trial: Callable[[int, int], None] | None = None
 ) -> Autoscaling:
-    """The rule with the fewest replicas on average that keeps the promise, and all that was tried on the way to it.
+    """The rule with the fewest replicas on average that keeps the promise, and all trials on the way to it.
 
     The promise must hold for the traffic and for a tenth more of it.
     """
@@ -175,7 +175,7 @@ def find_rule(
         return trials[-1]
 
     for fewest in sorted({1, math.ceil(always / 2), always}):
-        # Nobody has more in flight than it was given places, and more in line is what the other figure counts.
+        # A replica runs at most max_num_seqs requests in flight; the other figure counts those that wait.
         rules = [
             ScalingRule(metric, target, fewest, most)
             for metric, targets in TARGETS.items()
@@ -188,7 +188,7 @@ def find_rule(
         best = min(kept, key=_cost)
         others = (tried(replace(best.rule, up_s=up_s, down_s=down_s)) for up_s, down_s in WINDOWS)
         kept += [trial for trial in others if trial.share >= keep]
-        # A rule that only just keeps it breaks it tomorrow.
+        # A rule that only just keeps the promise breaks it with slightly more traffic.
         for trial in sorted(kept, key=_cost):
             if tried(trial.rule, MORE_TRAFFIC).share >= keep:
                 return Autoscaling(trial, tuple(trials), keep, start_s)

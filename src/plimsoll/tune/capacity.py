@@ -1,14 +1,14 @@
-"""How many servers keep a promise, and how much more traffic they take: replays of whole fleets behind a least-load router.
+"""Finds how many servers keep a promise and how much more traffic they take, by replaying fleets behind a least-load router.
 
     share
     100 % |                    .--------   3 servers
           |             .-----'            2
-     99 % |- - - - - - + - - - - - - - -   what is to be kept
+     99 % |- - - - - - + - - - - - - - -   the share to keep
           |      .----'                    1
           +-------------------------------- requests a second
 
-Servers are added until the share of requests that are served as promised is kept; then the traffic is sped up until it is not.
-Both are found by doubling and halving, and every replay that was made is part of the answer. Nothing is drawn by chance.
+Servers are added until the share of requests served as promised is kept; then the traffic is sped up until it is not.
+Both are found by doubling and halving, and every replay is part of the answer. Nothing is random.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FleetTrial:
     """One replay of a fleet."""
 
     servers: int
-    speedup: float  # over the traffic that was asked about
+    speedup: float  # over the traffic in question
     requests: int  # without those that are longer than the model or the cache allows
     met: int  # served as promised
     requests_per_second: float  # that came
@@ -40,7 +40,7 @@ class FleetTrial:
 
     @property
     def share(self) -> float:
-        """Of the requests that can be served at all."""
+        """The share of requests served as promised, of those that can be served at all."""
         return self.met / self.requests if self.requests else 0.0
 
 
@@ -49,18 +49,18 @@ class Capacity:
     """The answer."""
 
     keep: float  # the share of requests that must be served as promised
-    servers: int | None  # the fewest that keep it; None: not so many as were tried
-    highest: FleetTrial | None  # so many servers with the most traffic that they still keep it for
-    is_bounded: bool  # whether more traffic than `highest` was seen to break it
+    servers: int | None  # the fewest that keep it; None: no number that was tried
+    highest: FleetTrial | None  # these servers with the most traffic that they still keep it for
+    is_bounded: bool  # a trial with more traffic than `highest` broke it
     trials: tuple[FleetTrial, ...]  # every replay, in the order of servers and traffic
 
     @property
     def now(self) -> FleetTrial | None:
-        """The fewest servers with the traffic as it is."""
+        """The trial of the fewest servers with the traffic as it is."""
         return next((one for one in self.trials if one.servers == self.servers and one.speedup == 1.0), None)
 
     def is_better_than(self, other: Capacity) -> bool:
-        """Whether fewer servers keep the promise, or as many for more traffic, by more than how near a rate is found."""
+        """True if fewer servers keep the promise, or as many keep it for a rate that is higher by more than CLOSE."""
         if self.servers is None or self.highest is None or other.servers is None or other.highest is None:
             return self.servers is not None and other.servers is None
         if self.servers != other.servers:
@@ -83,7 +83,7 @@ def find_capacity(traffic: Traffic, job: Job, keep: float, most_servers: int = M
 
     enough = 1
     while not keeps(enough):
-        # Where twice as many servers kept no more promises, the server itself is too slow.
+        # If twice as many servers keep no more promises, the server itself is too slow.
         if enough >= most_servers or (enough >= 4 and trials[enough, 1.0].met <= trials[enough // 2, 1.0].met):
             return answer(None, 1.0, is_bounded=False)
         enough = min(most_servers, 2 * enough)
@@ -103,7 +103,7 @@ def find_capacity(traffic: Traffic, job: Job, keep: float, most_servers: int = M
 
 
 def card_word(word: str) -> tuple[str, int]:
-    """`L40Sx4` is one server on four L40S; a name that ends like that by itself is not one that plan knows."""
+    """Splits `L40Sx4`, one server on four L40S, into the card and the number; no card's own name ends like that."""
     name, times, count = word.strip().rpartition("x")
     if times and name and count.isdigit() and 0 < int(count) <= 64:
         return name, int(count)
@@ -112,7 +112,7 @@ def card_word(word: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Dollars an hour for one card, by its name, and of which day."""
+    """Dollars an hour for one card, by its name, and the date of the prices."""
 
     date: str
     usd_per_hour: dict[str, float]
@@ -128,7 +128,7 @@ class Prices:
 
 
 def replay_fleet(traffic: Traffic, job: Job, servers: int, speedup: float = 1.0) -> FleetTrial:
-    """So many servers with the traffic so many times as fast; none is served where the setting cannot run it at all."""
+    """Replays `servers` servers with the traffic `speedup` times as fast; no request is served where the setting cannot run."""
     trace, faster = traffic.trace, traffic.speedup * speedup
     span_s = float(trace.arrival_ns[-1]) / 1e9 / faster if trace.size else 0.0
     rate = trace.size / span_s if span_s > 0 else 0.0

@@ -1,4 +1,4 @@
-"""One simulated run as a piece of work, and how good it was: requests a second that were served as promised."""
+"""One simulated run as a job, and its score: requests a second that were served as promised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_S = 86_400.0
 
 
 class Slo(NamedTuple):
-    """What is promised to each request, in seconds; None: nothing."""
+    """The promise to each request, in seconds; None: no limit."""
 
     ttft: float | None = None  # To the first token
     tpot: float | None = None  # For each further token, on average over the request
@@ -29,7 +29,7 @@ class Slo(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether being served at all is good enough."""
+        """True if nothing is promised."""
         return self == Slo()
 
     def __str__(self) -> str:
@@ -56,17 +56,17 @@ def parse_slo(text: str) -> Slo:
 
 
 class Score(NamedTuple):
-    """What a setting did with the traffic. Times are seconds, None where no request finished."""
+    """A setting's results with the traffic. Times are seconds, None where no request finished."""
 
     goodput: float  # Requests a second that were served as promised
-    met: int  # Requests that were
+    met: int  # Requests served as promised
     requests: int
     rejected: int
     seconds: float  # From the first arrival to the last token
     requests_per_second: float
     output_tokens_per_second: float
     preemptions: int
-    recomputed_share: float  # Of all computed tokens, those computed before
+    recomputed_share: float  # The share of all computed tokens that had been computed before
     peak_running: int
     peak_waiting: int
     kv_mean: float  # Share of the blocks in use, over busy time
@@ -80,7 +80,7 @@ class Score(NamedTuple):
 
 
 def score(run: Replay, slo: Slo) -> Score:
-    """The run against what was promised."""
+    """Scores the run against the promise."""
     done = np.flatnonzero(run.finish_ns != NEVER)
     first = (run.first_token_ns - run.arrival_ns)[done] / _NS
     whole = (run.finish_ns - run.arrival_ns)[done] / _NS
@@ -113,7 +113,7 @@ def score(run: Replay, slo: Slo) -> Score:
 
 
 class Traffic(NamedTuple):
-    """What is replayed, how fast it comes, and what is promised."""
+    """The trace to replay, its speed, and the promise."""
 
     trace: Trace
     speedup: float = 1.0
@@ -121,7 +121,7 @@ class Traffic(NamedTuple):
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last."""
+        """Seconds from the first arrival to the last."""
         return float(self.trace.arrival_ns[-1]) / 1e9 / self.speedup if self.trace.size else 0.0
 
 
@@ -133,7 +133,7 @@ class Job(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A run that cannot be: nothing fits, or nothing ever ends."""
+    """A run that is impossible: nothing fits, or it never ends."""
 
     why: str
 
@@ -144,7 +144,7 @@ RunAll = Callable[[Traffic, Sequence[Job]], Iterator[tuple[int, Result]]]
 
 
 def do(traffic: Traffic, job: Job) -> Result:
-    """Replay and judge; the same job gives the same result to the digit, wherever it is done."""
+    """Replays and scores a job; the same job gives the same result to the digit on any machine."""
     try:
         return score(replay(traffic.trace, job.settings, job.step_time, traffic.speedup), traffic.slo)
     except BadInput as error:
@@ -152,7 +152,7 @@ def do(traffic: Traffic, job: Job) -> Result:
 
 
 def traffic_digest(traffic: Traffic) -> str:
-    """Equal for equal traffic, whatever its file is called."""
+    """A digest that is equal for equal traffic, whatever its file is called."""
     trace = traffic.trace
     digest = hashlib.sha256(repr((traffic.speedup, traffic.slo, trace.prefix_block)).encode())
     for column in (trace.arrival_ns, trace.prompt, trace.output, trace.priority, trace.prefix_ids, trace.prefix_start):
@@ -162,7 +162,7 @@ def traffic_digest(traffic: Traffic) -> str:
 
 
 def job_digest(job: Job, traffic: str, version: str) -> str:
-    """By which a result is found again: of the job, its traffic and the simulator's version."""
+    """Returns the key of a kept result: a digest of the job, its traffic and the simulator's version."""
     times = job.step_time._replace(by_tokens=None)
     digest = hashlib.sha256(repr((version, traffic, job.settings, times)).encode())
     if job.step_time.by_tokens is not None:

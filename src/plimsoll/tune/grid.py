@@ -1,4 +1,4 @@
-"""A sweep: every combination of the values that were asked for, each with what it means for the server."""
+"""A sweep: every combination of the given values, each with the server that it means."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ COUNTS = (
     "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "long_prefill_token_threshold",
 )  # fmt: skip
 SWITCHES = ("prefix_caching", "chunked_prefill", "async_scheduling", "reserve_full_isl")
-PLANNED = (*Candidate._fields, "max_model_len")  # What changes the memory, and so the cache: plan is asked again for each value
+PLANNED = (*Candidate._fields, "max_model_len")  # They change the memory, and so the cache: each value is planned again
 KEYS = (*COUNTS, "gpu_memory_utilization", "watermark", "speedup", *SWITCHES)
 MOST_POINTS = 100_000
 
 Value = int | float | bool
 
 
-Axes = Mapping[str, tuple[Value, ...]]  # for each name its values
+Axes = Mapping[str, tuple[Value, ...]]  # the values of each name
 
 
 def combinations(axes: Axes) -> list[dict[str, Value]]:
@@ -38,12 +38,12 @@ def combinations(axes: Axes) -> list[dict[str, Value]]:
 
 
 class Point(NamedTuple):
-    """One combination: what is replayed, or why nothing is."""
+    """One combination: the job to replay, or the reason why there is none."""
 
     values: Mapping[str, Value]
     speedup: float
     job: Job | None
-    option: Option | None = None  # As plan sees it; None where nothing is planned
+    option: Option | None = None  # Its plan; None where nothing is planned
     problem: str = ""
 
 
@@ -82,7 +82,7 @@ def _values(name: str, text: str) -> tuple[Value, ...]:
 
 
 def plain_points(axes: Axes, settings: EngineLimits, step_time: StepTime, speedup: float) -> list[Point]:
-    """Without a plan: the cache keeps its tokens where the block size is varied, unless the blocks are varied too."""
+    """The points without a plan: with another block size the cache keeps its tokens, unless the blocks are varied too."""
     if "gpu_memory_utilization" in axes:
         raise BadInput("gpu_memory_utilization needs a card and a command: --gpu H100 -- vllm serve MODEL ...")
     points = []
@@ -100,7 +100,7 @@ def plain_points(axes: Axes, settings: EngineLimits, step_time: StepTime, speedu
 
 
 def planned_points(axes: Axes, server: Server, speedup: float, said: StepTime | None) -> list[Point]:
-    """With a planned command: what changes its memory is planned again. `said` are step times that hold for all."""
+    """Returns the points of a planned command, replanned where the memory changes. `said` are step times for all of them."""
     if "num_blocks" in axes:
         raise BadInput("num_blocks is what plan finds; leave it or the command out")
     return [_planned(values, server, speedup, said) for values in combinations(axes)]

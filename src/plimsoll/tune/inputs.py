@@ -1,4 +1,4 @@
-"""What `plimsoll tune` and `plimsoll sweep` were asked: traffic, promises, the planned server, and where results are kept."""
+"""Reads the inputs of `plimsoll tune` and `plimsoll sweep`: traffic, promises, the planned server, and the file of results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TuneInputs(NamedTuple):
 
 
 def split_axes(options: Given) -> tuple[Given, dict[str, str]]:
-    """`name=values` words apart from traces; a file of such a name is a trace."""
+    """Splits `name=values` words from the traces; a word that names a file is a trace."""
     axes: dict[str, str] = {}
     rest = []
     for word in options.rest:
@@ -73,7 +73,7 @@ def split_axes(options: Given) -> tuple[Given, dict[str, str]]:
 
 
 def with_model(options: Given, model: str | None) -> Given:
-    """`--model M` is `-- vllm serve M`."""
+    """The options with `--model M` read as `-- vllm serve M`."""
     if model is None:
         return options
     if options.verbatim is not None:
@@ -82,7 +82,7 @@ def with_model(options: Given, model: str | None) -> Given:
 
 
 def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None, last: str | None = None) -> TuneInputs:
-    """All of it, or one line that says what is wrong."""
+    """The inputs of a tuning; BadInput in one line where something is wrong."""
     options, axes = split_axes(with_model(given, model))
     space = parse_space(axes)
     before = None if last is None else read_last(last)
@@ -95,7 +95,7 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None, 
     promise = Slo() if slo is None else parse_slo(slo)
     traffic = Traffic(read_traffic(options), options.speedup, promise)
     plan = json.loads(report.as_json(planned))
-    # A command that leaves no cache may be one flag from a good one; only a fit replays it as it is.
+    # A command that leaves no cache may be one flag away from a good one; only a fit replays it as it is.
     settings, notes = settings_of_plan(plan, is_replayed=options.fit is not None)
     times = read_times(options, plan, settings, traffic.trace, planned)
     if (engines := data_parallel_engines(plan["settings"])) > 1:
@@ -110,7 +110,7 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None, 
 
 
 def read_last(path: str) -> Last:
-    """What an earlier `tune --json` saw and chose."""
+    """Returns the traffic and the chosen setting of an earlier `tune --json`."""
     said = read_json(Path(path), LAST_MAX_BYTES)
     traffic, chosen = said.get("traffic"), said.get("chosen")
     if said.get("schema") != "plimsoll.tune/1" or not isinstance(traffic, dict):
@@ -131,7 +131,7 @@ def kept_in(path: str | None, stack: ExitStack) -> KeptRuns | None:
 
 
 def simulator_version() -> str:
-    """Results of another scheduler are other results."""
+    """The version for keys of results: results of another scheduler differ."""
     return f"{plimsoll.__version__} {sources_digest()}"
 
 

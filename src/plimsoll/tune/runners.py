@@ -1,6 +1,6 @@
-"""Does many simulated runs: on all cores of this machine, or on a Ray cluster; what was done before is not done again.
+"""Does many simulated runs on all cores of this machine, or on a Ray cluster; runs whose results are kept are not repeated.
 
-Threads are enough here: compiled code lets go of Python's lock, and all of them read the one trace.
+Threads are enough here: compiled code releases Python's lock, and all threads read the one trace.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, BinaryIO, Self
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.tune.goodput import Failed, Job, Result, RunAll, Score, Traffic, do, job_digest, traffic_digest
 
-# Results of runs in a file that only grows: one JSON line each, so that whoever is killed goes on where it stopped.
+# Results of runs in a file that only grows: one JSON line each, so that a process that was killed can resume.
 
 SCHEMA = "plimsoll.run/1"
 BYTES_MAX = 1 << 30
 
 
 class KeptRuns:
-    """What the file holds, and a hand to add to it; a context."""
+    """The results in a file, which can be added to; a context."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -48,10 +48,10 @@ class KeptRuns:
         self._file.close()
 
     def _read(self) -> None:
-        """Whole lines; one that a kill cut off is cut off for good."""
+        """Reads the whole lines; a last line that a kill left unfinished is removed."""
         self._file.seek(0)
         text = self._file.read(BYTES_MAX + 1)
-        if len(text) > BYTES_MAX:  # what was not read must not be cut off
+        if len(text) > BYTES_MAX:  # the part that was not read must not be removed
             raise TooLarge(f"{self.path}: more than {BYTES_MAX >> 20} MiB of results; begin another file")
         whole = text[: text.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
@@ -67,7 +67,7 @@ class KeptRuns:
         self._file.seek(0, os.SEEK_END)
 
     def add(self, name: str, result: Result) -> None:
-        """Keep it: on the disk before anything else happens."""
+        """Keeps a result; returns once it is on the disk."""
         said = {"failed": result.why} if isinstance(result, Failed) else {"score": result._asdict()}
         try:
             self._file.write(json.dumps({"schema": SCHEMA, "run": name, **said}).encode() + b"\n")
@@ -77,14 +77,14 @@ class KeptRuns:
         self.results[name] = result
 
 
-# The same runs on a Ray cluster: each run is a task, and Ray does again what a lost worker had in hand.
+# The same runs on a Ray cluster: each run is a task, and Ray repeats the tasks of a lost worker.
 
-RETRIES = 10  # How often a run is begun anew after its worker was lost
+RETRIES = 10  # How often a run is repeated after its worker was lost
 MISSING = "--on ray needs Ray: pip install 'plimsoll-line[ray]'"
 
 
 def ray_runner(where: str) -> RunAll:
-    """A runner on this cluster; `ray` alone is one that runs on this machine, or is started here."""
+    """A runner on this cluster; `ray` alone means one that runs on this machine, or is started here."""
     try:
         import ray
     except ImportError:
@@ -93,7 +93,7 @@ def ray_runner(where: str) -> RunAll:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what they say, the line below says
+                warnings.simplefilter("ignore")  # the line below says the same
                 ray.init(**quiet, include_dashboard=False) if where == "ray" else ray.init(address=where, **quiet)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError, ImportError) as error:
             why = "no Ray cluster answers there, or it wants a token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)"
@@ -120,10 +120,10 @@ SCHEMES = ("local", "ray", "ray://...")
 
 
 def on_cores(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
-    """As many at once as this process may use cores."""
+    """Yields the results of the jobs, run on as many threads as this process may use cores."""
     if not jobs:
         return
-    # The first one alone: what must be compiled is compiled once.
+    # The first job alone, so that code is compiled only once.
     yield 0, do(traffic, jobs[0])
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
         places = {pool.submit(do, traffic, job): place for place, job in enumerate(jobs[1:], 1)}
@@ -134,7 +134,7 @@ def on_cores(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Resul
                 for one in done:
                     yield places[one], one.result()
         finally:
-            for one in waiting:  # after Ctrl-C nobody waits for the rest
+            for one in waiting:  # after Ctrl-C the rest is not needed
                 one.cancel()
 
 
@@ -148,7 +148,7 @@ def runner_on(where: str | None) -> RunAll:
 
 
 def remembering(run: RunAll, kept: KeptRuns | None, version: str, on_done: OnDone | None = None) -> RunAll:
-    """The same, but what the file holds is taken from it, and each new result is put into it at once."""
+    """A runner that takes kept results from the file, and puts each new result into it at once."""
 
     def run_missing(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
         whole = traffic_digest(traffic) if kept is not None else ""

@@ -1,16 +1,16 @@
 """Finds a setting whose goodput is as good as the best of all, for a tenth of the runs that trying all would take.
 
-1. Plan gives every candidate its pool. What plan warns of is never run. Of those that share requests at once and tokens in a
-   step only the one with the largest cache goes on; the others come back in step 4.
+1. Plan gives every candidate its pool. Candidates that plan warns of are never run. Among those with equal requests at once
+and tokens in a step only the one with the largest cache goes on; the others come back in step 4.
 2. Screening: all of these on a short stretch of the traffic, the busiest one.
-3. The best of them, and the command's own setting, on the whole traffic; none whose ceiling lies below what was reached.
+3. The best of them, and the command's own setting, on the whole traffic; none whose ceiling is below a goodput already reached.
 4. Every utilisation for the best of them: a larger cache is not always better. Where further tokens must come quickly, a
-   smaller one keeps steps short.
+smaller cache keeps steps short.
 5. Climbing: the neighbours of the best in all four flags, until none is better. Then all values of requests at once, and of
    tokens in a step, with the others as they are; these are also the curves that are shown. From a better one it goes on at 4.
-6. Each flag as the command had it, beside the others as chosen: what that flag alone is worth.
+6. Each flag as the command had it, beside the others as chosen: this shows the gain from that flag alone.
 
-A run counts by the requests it replays. Nothing is drawn by chance.
+A run counts by the requests it replays. Nothing is random.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plimsoll.simulate.traffic import take
 from plimsoll.tune.goodput import Failed, Job, Result, RunAll, Score, Traffic
 from plimsoll.tune.space import Candidate, Option, Space, roomiest
 
-# What no run of a setting can beat, from the pool and the step times alone: a bound that costs no replay.
+# The goodput that no run of a setting can exceed, from the pool and the step times alone: a bound that costs no replay.
 #
 # Three things take time whatever the scheduler does: requests arrive when they arrive; each further token needs a place in
 # some step, of which there are `max_num_seqs`; and each of those steps holds the whole request in the cache, which has so
@@ -33,7 +33,7 @@ from plimsoll.tune.space import Candidate, Option, Space, roomiest
 
 
 class Demand(NamedTuple):
-    """What the requests that can be served at all ask for."""
+    """The work in the requests that can be served at all."""
 
     requests: int
     span_s: float
@@ -43,7 +43,7 @@ class Demand(NamedTuple):
 
 
 def demand(traffic: Traffic, max_model_len: int) -> Demand:
-    """Of requests that are not too long; a cache that is hit could save anything, so shared prompts count nothing."""
+    """Returns the demand of requests that are not too long; shared prompts count nothing, since hits may save any of them."""
     trace = traffic.trace
     fits = trace.prompt + trace.output <= max_model_len
     prompt, output = trace.prompt[fits].astype(np.float64), trace.output[fits].astype(np.float64)
@@ -59,7 +59,7 @@ def demand(traffic: Traffic, max_model_len: int) -> Demand:
 
 
 def ceiling(asked: Demand, job: Job) -> float:
-    """Requests a second that this setting cannot exceed."""
+    """The requests a second that this setting cannot exceed."""
     settings, times = job.settings, job.step_time
     table = times.table(settings.max_num_batched_tokens)[: settings.max_num_batched_tokens + 1].astype(np.float64)
     count = np.arange(1, len(table), dtype=np.float64)
@@ -78,23 +78,23 @@ def ceiling(asked: Demand, job: Job) -> float:
 
 SHARE = 0.1  # Of the runs that trying everything would take
 SCREEN_SHARE = 0.1  # Of the requests, in screening
-SCREEN_LEAST = 100  # Requests in a stretch that says anything
+SCREEN_LEAST = 100  # The fewest requests in a stretch that says anything
 FINALISTS = 6
-LEAST_REQUESTS = 40_000  # To replay so many takes about a second: short traffic is worth that, whatever share it is
-LEAST_RUNS = 14  # A small space is worth so many, even if that is more than the share
+LEAST_REQUESTS = 40_000  # Replaying them takes about a second: allowed for short traffic, whatever share that is
+LEAST_RUNS = 14  # Allowed for a small space, even if that is more than the share
 TIE = 0.005
 """Settings whose goodput differs by less are equally good: then the command's own stays, or the one that changes least."""
 
 
 class Trial(NamedTuple):
-    """A candidate that was replayed with the whole traffic."""
+    """A candidate and its score with the whole traffic."""
 
     option: Option
     score: Score
 
 
 class SearchResult(NamedTuple):
-    """What the search brought."""
+    """The result of a search."""
 
     best: Trial
     own: Trial | None  # The command's own setting; None where plan calls it unsafe or it cannot run
@@ -102,17 +102,17 @@ class SearchResult(NamedTuple):
     most: float  # Requests a second that no setting can exceed
     candidates: int
     safe: int
-    ruled_out: int  # Finalists that were never run: their ceiling lies below what another reached
+    ruled_out: int  # Finalists that were never run: their ceiling is below another's goodput
     runs: int
     requests: int  # Replayed, over all runs
 
 
 def busiest(trace: Trace, count: int) -> Trace:
-    """The `count` requests in a row that ask for the most tokens in the shortest time."""
+    """The `count` requests in a row that have the most tokens in the shortest time."""
     if count >= trace.size:
         return trace
     work = np.concatenate(([0.0], np.cumsum(trace.prompt + trace.output, dtype=np.float64)))
-    # A stretch as long as this one, begun anywhere: tokens over the time until the request after it came.
+    # For a stretch of this length at any place: tokens over the time until the request after it came.
     begins = np.arange(trace.size - count)
     took = (trace.arrival_ns[begins + count] - trace.arrival_ns[begins]).astype(np.float64)
     rate = (work[begins + count] - work[begins]) / np.maximum(1.0, took)
@@ -120,7 +120,7 @@ def busiest(trace: Trace, count: int) -> Trace:
 
 
 class Search:
-    """One search: what was run so far, and what is left of the budget."""
+    """One search: the runs so far, and the budget left."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Search:
         self.runs = self.requests = self.ruled_out = 0
         self.held_back = len(Candidate._fields)
         """Runs for step 6."""
-        # What comes after the search (slower clocks, a smaller cache) is paid from the same tenth.
+        # The runs after the search (slower clocks, a smaller cache) are part of the same tenth.
         runs = max(LEAST_RUNS, int(SHARE * len(self.safe)) - reserved)
         self.budget = max(least_requests, runs * traffic.trace.size)
 
@@ -173,7 +173,7 @@ class Search:
         )
 
     def _compared_flag_by_flag(self, own: Candidate) -> Trial:
-        """The preferred one, after each of its flags was also run as the command had it: that may bring up a better one."""
+        """The preferred trial, after each of its flags was also run as the command had it: that may find a better one."""
         keeps, stood = not self.traffic.slo.is_empty, None
         self.held_back = 0
         while True:
@@ -189,12 +189,12 @@ class Search:
 
     @property
     def left(self) -> int:
-        """Runs of the whole traffic that the budget still allows."""
+        """The number of runs of the whole traffic that the budget still allows."""
         size = max(1, self.traffic.trace.size)
         return max(0, self.budget - self.held_back * size - self.requests) // size
 
     def try_all(self, candidates: Iterable[Candidate]) -> None:
-        """Those that are safe and were not run yet, on the whole traffic, as far as the budget goes."""
+        """Runs the candidates that are safe and were not run yet, on the whole traffic, as far as the budget goes."""
         wanted = [one for one in candidates if one in self.safe and one not in self.tried and one not in self.failed]
         wanted = wanted[: self.left]
         for candidate, result in zip(wanted, self._run(self.traffic, wanted), strict=True):
@@ -211,7 +211,7 @@ class Search:
         return [results[place] for place in range(len(jobs))]
 
     def _screened(self) -> list[Candidate]:
-        """The roomiest of each pair, best first by a stretch of the traffic."""
+        """The roomiest candidate of each pair of limits, best first by a stretch of the traffic."""
         pairs = [option.candidate for option in roomiest(list(self.safe.values())).values()]
         count = max(SCREEN_LEAST, int(SCREEN_SHARE * self.traffic.trace.size))
         stretch = self.traffic._replace(trace=busiest(self.traffic.trace, count))
@@ -223,7 +223,7 @@ class Search:
         return ceiling(demand(self.traffic, option.ledger.kv_plan.max_model_len), self.job_of(option))
 
     def _climb_and_draw(self) -> None:
-        """Lines through the best and climbing in turn, until neither leads elsewhere."""
+        """Runs lines through the best setting and climbs, in turn, until neither finds a better one."""
         stood = None
         while self.left and self.tried and (here := self._best()) != stood:
             stood = here
@@ -248,17 +248,17 @@ class Search:
 
 
 def preferred(ranked: Sequence[Trial], own: Candidate, *, keeps_promises: bool = False) -> Trial:
-    """Of those that are as good as the best: the command's own, else the nearest to it, with the most memory left beside it.
+    """Returns the command's own trial if it is as good as the best, else of the best ones the nearest to it, with most slack.
 
-    `keeps_promises`: where something is promised, an own setting that keeps it to all is as good as any. What is left then is
-    how soon the last answers are done, and nobody asked for that.
+    `keeps_promises`: where something is promised, an own setting that keeps it for all requests is as good as any: a better
+    one would only finish the last answers sooner, which is not promised.
     """
     best = ranked[0].score.goodput
     is_own = next((one for one in ranked if one.option.candidate == own), None)
     if keeps_promises and is_own is not None and is_own.score.met == is_own.score.requests - is_own.score.rejected:
         return is_own
     as_good = [one for one in ranked if one.score.goodput >= best * (1 - TIE)]
-    if is_own is not None and is_own not in as_good:  # a change must be worth it
+    if is_own is not None and is_own not in as_good:  # a change must gain enough
         as_good = [one for one in as_good if one.score.goodput >= is_own.score.goodput * (1 + TIE)]
 
     def rank(one: Trial) -> tuple[int, int, float]:

@@ -1,4 +1,4 @@
-"""Which settings are looked at: four flags, and the values of each."""
+"""The settings to search: four flags, and the values of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
     gpu_memory_utilization: float
 
     def differences(self, other: Candidate) -> list[str]:
-        """The flags in which two differ."""
+        """The flags in which two candidates differ."""
         return [name for name in self._fields if getattr(self, name) != getattr(other, name)]
 
 
@@ -37,13 +37,13 @@ FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in Cand
 
 
 def value_text(candidate: Candidate, name: str) -> str:
-    """A value as it is typed."""
+    """A value as typed in a command."""
     value = getattr(candidate, name)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class Space(NamedTuple):
-    """The values of each flag, in order; every combination that vLLM takes is a candidate."""
+    """The values of each flag, in order; every combination that vLLM accepts is a candidate."""
 
     max_num_seqs: tuple[int, ...] = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
     max_num_batched_tokens: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -52,17 +52,17 @@ class Space(NamedTuple):
 
     @property
     def candidates(self) -> list[Candidate]:
-        """All of them. vLLM refuses a step with fewer tokens than requests may run."""
+        """All candidates of the space; vLLM refuses a step with fewer tokens than requests at once."""
         return [one for one in map(Candidate._make, itertools.product(*self)) if is_taken(one)]
 
     def with_values_of(self, candidate: Candidate) -> Space:
-        """The same space, in which this candidate lies too."""
+        """The same space with this candidate's values added."""
         wider = {name: tuple(sorted({*getattr(self, name), value})) for name, value in candidate._asdict().items()}
         return self._replace(**wider)
 
 
 def is_taken(candidate: Candidate) -> bool:
-    """Whether vLLM's own check of its configuration lets it pass."""
+    """True if the candidate passes vLLM's own check of its configuration."""
     return candidate.max_num_batched_tokens >= candidate.max_num_seqs
 
 
@@ -134,13 +134,13 @@ def _ranges(
     return tuple(sorted(found))
 
 
-# Every candidate with the pool that plan gives it, and whether plan calls it safe.
+# Every candidate with its pool by plan, and plan's findings.
 
 Replan = Callable[[Launch], tuple[Ledger, list[Finding]]]
 
 
 class Option(NamedTuple):
-    """A candidate as plan sees it."""
+    """A candidate with its plan."""
 
     candidate: Candidate
     ledger: Ledger
@@ -148,29 +148,29 @@ class Option(NamedTuple):
 
     @property
     def is_safe(self) -> bool:
-        """Whether plan finds nothing to object to: not even a warning, and one request fits also at the low end of its band."""
+        """True if plan has no findings, not even a warning, and one request also fits at the low end of its band."""
         return self.ledger.fits_at_low_end and not self.findings
 
     @property
     def why_not(self) -> str:
-        """Plan's first objection, in its own words."""
+        """Plan's first finding, in its own words."""
         if self.findings:
             return f"{self.findings[0].code}: {self.findings[0].title}"
         return "one request fits by the estimate, not at its low end" if self.ledger.fits else "one request does not fit"
 
     @property
     def because(self) -> str:
-        """Its figures, behind a colon; empty where it gives none."""
+        """The finding's figures after a colon; empty where it gives none."""
         return f": {self.findings[0].because}" if self.findings and self.findings[0].because else ""
 
     @property
     def settings(self) -> EngineLimits:
-        """What is replayed."""
+        """The engine's limits for the replay."""
         return planned_settings(self.ledger.settings, self.ledger.kv_plan)
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens the cache holds."""
+        """The number of tokens the cache holds."""
         return self.ledger.kv_plan.tokens
 
 
@@ -181,7 +181,7 @@ def candidate_of(ledger: Ledger) -> Candidate:
 
 
 def launch_of(candidate: Candidate, base: Launch, usual_block: int) -> Launch:
-    """The command's settings with this candidate in them; a block size that vLLM takes by itself is not asked for."""
+    """The command's settings with this candidate in them; a block size that vLLM takes by itself is left out."""
     return replace(
         base,
         max_num_seqs=candidate.max_num_seqs,
@@ -192,7 +192,7 @@ def launch_of(candidate: Candidate, base: Launch, usual_block: int) -> Launch:
 
 
 def plan_all(candidates: Iterable[Candidate], base: Ledger, replan: Replan) -> list[Option]:
-    """Each candidate, planned; one that plan cannot describe is left out."""
+    """Plans each candidate; one that plan cannot describe is left out."""
     usual = base.kv_plan.block_size
     found = []
     for candidate in candidates:
@@ -205,10 +205,10 @@ def plan_all(candidates: Iterable[Candidate], base: Ledger, replan: Replan) -> l
 
 
 def roomiest(options: Sequence[Option]) -> dict[tuple[int, int], Option]:
-    """Of the safe ones, for each pair of requests at once and tokens in a step, the one with the largest cache.
+    """Returns the safe option with the largest cache for each pair of requests at once and tokens in a step.
 
-    With the same two limits a larger cache admits sooner, preempts less and keeps more prefixes. That is where to begin, and
-    not always where to end: the search looks at smaller ones, too.
+    With the same two limits a larger cache admits sooner, preempts less and keeps more prefixes. The search begins there, but
+    may not end there: it looks at smaller ones, too.
     """
 
     def room(option: Option) -> tuple[int, int, float]:

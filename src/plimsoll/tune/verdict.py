@@ -1,4 +1,4 @@
-"""The answer in sentences: what to set, why, what it is worth, what is sure about it, and which habits it contradicts."""
+"""The answer in sentences: the setting, the reasons, the gain, how sure it is, and the habits it contradicts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CLEARLY = 0.02
 FULL = 0.99
 NEARLY_ALL = 0.995
 MANY_TIMES = 9.95
-BEYOND = 1.25  # Times as many requests at once as were measured: with more, step times are guessed from those of smaller steps
+BEYOND = 1.25  # Factor on the requests at once that were measured: beyond it step times are guessed from smaller steps
 
 
 class Folklore(NamedTuple):
-    """A habit, and what this traffic says of it."""
+    """A habit, and this traffic's verdict on it."""
 
     said: str
     here: str  # wrong, right, or makes no difference
@@ -30,7 +30,7 @@ class Folklore(NamedTuple):
 
 
 def label(tuning: Tuning) -> str:
-    """Whether it is a recommendation or a rough guide."""
+    """Returns whether the answer is a recommendation or a rough guide."""
     if tuning.server.fitted is None:
         return ROUGH_GUIDE
     return POOR_GUIDE if tuning.server.is_poor else RECOMMENDATION
@@ -45,7 +45,7 @@ def headline(tuning: Tuning) -> str:
         return f"No setting is safe: {tuning.own_option.why_not}{tuning.own_option.because}."
     best, own = found.best, found.own
     if serves_none(tuning):
-        # A promise that this server cannot keep however little it has to do, or more traffic than it can serve.
+        # Either a promise that this server cannot keep even with little traffic, or more traffic than it can serve.
         why = f"{tuning.seen.rate:.3g} come a second, and no setting does more than {_most_done(tuning):.3g}"
         if (slow := _too_slow(tuning)) is not None:
             most, took = slow.score.peak_running, f"{(slow.score.tpot_p50 or 0.0) * 1e3:.3g} ms"
@@ -66,9 +66,9 @@ def headline(tuning: Tuning) -> str:
 
 
 def is_tie(tuning: Tuning) -> bool:
-    """Whether the clock's band is wider than what the chosen setting gains over the command's own.
+    """True if the clock's band is wider than the chosen setting's gain over the command's own.
 
-    It is where the own one does more at an end of the band, or as much at two of three: the middle and the ends.
+    That is so where the own setting does more at any of three places of the band, its middle or its ends, or as much at two.
     """
     found, doubt = tuning.found, tuning.doubt
     if found is None or doubt is None or found.own is None or found.best.option.candidate == tuning.own:
@@ -96,7 +96,7 @@ def runner_up_sentence(tuning: Tuning) -> str:
 
 
 def serves_none(tuning: Tuning) -> bool:
-    """Whether the best that was tried breaks every promise."""
+    """True if even the best trial breaks every promise."""
     return tuning.found is not None and not tuning.found.best.score.met
 
 
@@ -105,14 +105,14 @@ def _most_done(tuning: Tuning) -> float:
 
 
 def _too_slow(tuning: Tuning) -> Trial | None:
-    """The setting with the quickest tokens, where half of them are later than was promised even so."""
+    """The trial with the quickest tokens, where even its median is later than promised; else None."""
     promised, tried = tuning.traffic.slo.tpot, [one for one in tuning.result.tried if one.score.tpot_p50 is not None]
     quickest = min(tried, key=lambda one: one.score.tpot_p50 or 0.0, default=None)
     return quickest if promised is not None and quickest is not None and (quickest.score.tpot_p50 or 0.0) > promised else None
 
 
 def keeps_all(score: Score) -> bool:
-    """Whether every request that is not refused was served as promised."""
+    """True if every request that is not refused was served as promised."""
     return score.met == score.requests - score.rejected
 
 
@@ -128,10 +128,10 @@ def _more(now: float, before: float) -> str:
 
 
 def reasons(tuning: Tuning) -> list[str]:
-    """Why this one: each changed flag, with what the run shows when that flag alone is as it was."""
+    """The reasons for the setting: each changed flag, with the result of the run with that flag alone as it was."""
     if tuning.found is None:
         return []
-    if serves_none(tuning):  # a faster server where it is too slow by itself, else the share of one of several
+    if serves_none(tuning):  # the server alone is too slow, or it is one of several that share the traffic
         faster = "a faster card, several cards for one server (--tensor-parallel-size), a smaller or quantised model"
         other = f"{faster}, or a promise it can keep"
         if _too_slow(tuning) is not None:
@@ -203,7 +203,7 @@ def _limits(tuning: Tuning) -> list[str]:
         full = f"its {format_gib(ledger.kv.value)} were full while {format_gib(ledger.slack.value)} lay idle"
         said.append(f"{flag} is what holds this server back: {full}. Leave it out and tune again.")
     learnt = tuning.server.most_running
-    if learnt is not None and score.peak_running > BEYOND * learnt:  # a guess about steps that nobody timed
+    if learnt is not None and score.peak_running > BEYOND * learnt:  # a guess about steps that were not timed
         known = f"Step times were learnt with at most {format_count(learnt)} requests at once, and this has"
         said.append(f"{known} {format_count(score.peak_running)}: record the changed server and tune again.")
     if score.rejected:
@@ -220,7 +220,7 @@ def _limits(tuning: Tuning) -> list[str]:
 
 
 def margin(tuning: Tuning) -> str:
-    """How much room is left, and what a smaller cache than planned would do."""
+    """The room left, and the effect of a smaller cache than planned."""
     if tuning.found is None:
         return ""
     ledger = tuning.found.best.option.ledger
@@ -234,7 +234,7 @@ def margin(tuning: Tuning) -> str:
 
 
 def folklore(tuning: Tuning) -> list[Folklore]:
-    """Habits that the curves can speak about."""
+    """Habits that the curves confirm or contradict."""
     found = []
     for name, said in (("max_num_seqs", "more requests at once get more done"),
                        ("max_num_batched_tokens", "larger steps get more done")):  # fmt: skip
@@ -256,7 +256,7 @@ def folklore(tuning: Tuning) -> list[Folklore]:
 
 
 def ranges(tuning: Tuning) -> list[str]:
-    """Without a fit: between which values the answer lies."""
+    """The range of values in which the answer lies; empty with a fit."""
     if tuning.doubt is None or tuning.found is None:
         return []
     found = tuning.doubt.ranges.items()
@@ -264,7 +264,7 @@ def ranges(tuning: Tuning) -> list[str]:
 
 
 def measurement(tuning: Tuning) -> str:
-    """The one thing to measure that would turn a rough guide into a recommendation."""
+    """The measurement that would turn a rough guide into a recommendation."""
     if tuning.doubt is None or tuning.found is None:
         return ""
     tokens = tuning.found.best.option.candidate.max_num_batched_tokens
@@ -279,7 +279,7 @@ def measurement(tuning: Tuning) -> str:
 
 
 def drift_sentences(tuning: Tuning) -> list[str]:
-    """What has changed since the last tuning, and whether its choice still holds."""
+    """Returns sentences on changes since the last tuning, and on whether its choice still holds."""
     if tuning.last is None:
         return []
     large = [change for change in tuning.changes if change.is_large]
