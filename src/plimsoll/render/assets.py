@@ -1,4 +1,4 @@
-"""What `plimsoll assets` did or would do, in words and as JSON."""
+"""The report of `plimsoll assets`, in words and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = {
 
 
 class AssetsReport(NamedTuple):
-    """One run: where, from what, and what came of it."""
+    """One run: the folder, the sources, and the changes."""
 
     folder: str
     vllm: str
@@ -32,7 +32,7 @@ class AssetsReport(NamedTuple):
 
     @property
     def is_fine(self) -> bool:
-        """Whether what is there is what is generated; edits of the newest text are fine, but not for --check."""
+        """True if the files are as generated; edits of the newest text are fine, but not for --check."""
         changes = self.changes
         if self.is_check:
             return not any((changes.write, changes.kept, changes.outdated, changes.remove, changes.left))
@@ -40,7 +40,7 @@ class AssetsReport(NamedTuple):
 
 
 def as_json(report: AssetsReport, *, starts: bool = True) -> str:
-    """One object, schema plimsoll.assets/1; nothing is fine where the server of the plan does not start."""
+    """One object, schema plimsoll.assets/1; `starts` is False where the planned server does not start: then nothing is fine."""
     changes = report.changes
     body: dict[str, object] = {
         "schema": "plimsoll.assets/1",
@@ -63,7 +63,7 @@ def as_json(report: AssetsReport, *, starts: bool = True) -> str:
 
 
 def as_text(report: AssetsReport) -> Report:
-    """What was written, what was kept and why; with --check the differences."""
+    """Returns the files written, those kept and why; with --check the differences."""
     changes = report.changes
     of = f"for vLLM {report.vllm}" + (f" and {one_line(report.model)}" if report.model is not None else "")
     colours = {"+": GOOD, "-": BAD, "@": NAME}

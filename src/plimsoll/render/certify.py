@@ -1,4 +1,4 @@
-"""A certificate as text, as JSON, and as the table that the door reads."""
+"""Shows a certificate as text, as JSON, and as the table that the door reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA, TABLE_SCHEMA = "plimsoll.certify/1", "plimsoll.certificate/1"
 
 
 def table_json(certificate: Certificate, model: str, made: str) -> str:
-    """The table that the door reads. A kind that no request can exceed costs nothing: its worst is held back already."""
+    """The table that the door reads. A kind that no request can exceed costs nothing: its worst case is reserved already."""
     table = {
         "schema": TABLE_SCHEMA,
         "vllm": certificate.ledger.settings.release,
@@ -33,7 +33,7 @@ def table_json(certificate: Certificate, model: str, made: str) -> str:
 
 
 def _assumes(certificate: Certificate) -> dict[str, int | float]:
-    """What must be so; the door holds the names of vLLM's settings against the engine's own."""
+    """Returns the certificate's assumptions; the door compares those named as vLLM's settings with the engine's own."""
     settings = certificate.ledger.settings
     assumes: dict[str, int | float] = {
         "free_bytes_at_start": certificate.free_at_start,
@@ -94,7 +94,7 @@ def as_json(certificate: Certificate, model: str, notes: Sequence[str]) -> str:
 
 
 def as_text(certificate: Certificate, model: str, notes: Sequence[str]) -> Report:
-    """The answer in words: the verdict, the kinds that are open, the account, what is assumed."""
+    """The answer in words: the verdict, the open kinds, the account, the assumptions."""
     release, card = certificate.ledger.settings.release, certificate.ledger.card.name
     report = Report(
         [Line(_verdict(certificate), 2, GOOD if certificate.certified else BAD), f"{model} on {card}, vLLM {release}"]

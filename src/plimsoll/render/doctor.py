@@ -142,7 +142,7 @@ def _facts(facts: Mapping[str, object]) -> Iterator[Line]:
     yield from _story(facts)
     flags = facts.get("flags")
     if isinstance(flags, Mapping) and flags:
-        # Of a value as far as a reader wants it: a whole compilation_config is for --json.
+        # Long values are cut: a whole compilation_config is for --json.
         texts = {name: str(value) for name, value in list(flags.items())[:16] if name != "model_tag"}
         short = {name: text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..." for name, text in texts.items()}
         yield Line(f"Started with: {clean(', '.join(f'{name}={text}' for name, text in short.items()))}")
@@ -152,7 +152,7 @@ def _facts(facts: Mapping[str, object]) -> Iterator[Line]:
 
 
 def _story(facts: Mapping[str, object]) -> Iterator[Line]:
-    """Which process failed first, what became of each run in the file, and which releases it can be."""
+    """Yields the process that failed first, the outcome of each run in the file, and the releases it can be."""
     if isinstance(first := facts.get("failed_first"), Mapping):
         after = first.get("after_it")
         others = [clean(str(name)) for name in after[:6]] if isinstance(after, list) else []
@@ -174,7 +174,7 @@ def _rows(value: object) -> list[Mapping[str, object]]:
 
 
 def _figures(facts: Mapping[str, object]) -> Iterator[Line]:
-    """Figures of metrics pages and snapshots, also where nothing is wrong."""
+    """Figures of metrics pages and snapshots, also where there is no failure."""
     for row in _rows(facts.get("metrics")):
         for engine in _rows(row.get("engines"))[:4]:
             figures = engine.get("figures")

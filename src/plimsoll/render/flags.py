@@ -1,4 +1,4 @@
-"""What `plimsoll flags` found, in words and as JSON."""
+"""The report of `plimsoll flags`, in words and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, WARN, Line, R
 from plimsoll.vllm.flags import bears_on
 
 _NAMES = 17  # the width of the first column
-# Bad news first; what is fine goes into one line at the end.
+# Bad news first; flags that are fine go into one line at the end.
 _ORDER = (
     FlagStatus.REMOVED, FlagStatus.NEVER_EXISTED, FlagStatus.NO_EFFECT, FlagStatus.DEPRECATED, FlagStatus.REDUNDANT,
     FlagStatus.UNKNOWN, FlagStatus.DEFAULT_CHANGED,
@@ -105,7 +105,7 @@ def _labelled(label: str, text: str, style: str = "") -> Line:
 
 
 def put_back(command: str) -> list[str]:
-    """What is to be done about secrets that a shown command hides; nothing where it hides none."""
+    """Returns a note on the secrets that a shown command hides; empty where it hides none."""
     if REDACTED not in command:
         return []
     return ["", f"Secrets are not shown: where it says {REDACTED}, put yours back before you run it."]
@@ -145,7 +145,7 @@ def _is_variable(item: Item) -> bool:
 def _shown_values(item: Item) -> list[str]:
     if _is_variable(item):
         return [one_line(redact_value(item.name, value)) for value in item.values]
-    # A flag nobody knows may be a mistyped one that takes a secret.
+    # An unknown flag may be a mistyped one that takes a secret.
     meant = item.instead.split(",")[0] if item.instead and item.instead.endswith("if that was meant") else item.name
     shown = [one_line(word) for word in redact_words([meant, *item.values])[1:]]
     return [word if len(word) <= 80 else word[:77] + "..." for word in shown]
@@ -177,7 +177,7 @@ def _command_lines(result: FlagReport) -> list[str]:
 
 
 def _quoted(word: str, unseen: UnresolvedWords, *, is_value: bool = False) -> str:
-    """One shell word; a variable we could not see stays one, and so does a home folder."""
+    """One shell word; a variable that we could not resolve stays one, and so does a home folder."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\-]+|~(/[A-Za-z0-9_@%+=:,./\-]*)?", word):
         return word
     if word in unseen:

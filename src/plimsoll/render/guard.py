@@ -19,7 +19,7 @@ from plimsoll.render.doctor import finding_json
 from plimsoll.render.journal import SCHEMA
 from plimsoll.unknown import Condition, Status, Unknown
 
-LONGEST = 400  # letters of a message: what an engine sends may be long
+LONGEST = 400  # letters of a message: an engine's may be long
 
 
 class EventKind(StrEnum):
@@ -32,9 +32,9 @@ class EventKind(StrEnum):
     REACHED = "reached"
     LISTED = "listed"
     UNLISTED = "unlisted"
-    TROUBLE = "trouble"  # the engine answers, and something else of it does not
+    TROUBLE = "trouble"  # the engine answers, but something else of it does not
     MENDED = "mended"
-    ACTED = "acted"  # guard acted, or says why it does not
+    ACTED = "acted"  # guard acted, or says why it does not act
     NEEDS = "needs-a-person"  # guard can do no more: it needs attention
 
 
@@ -49,7 +49,7 @@ class Event(NamedTuple):
     finding: Finding | None = None
     lasted_s: float | None = None
     became: str = ""  # the graver condition that took its place
-    incident: str = ""  # one id for all that belongs together: events, alerts, Events of a pod, entries of the journal
+    incident: str = ""  # one id for all records of an incident: events, alerts, Events of a pod, entries of the journal
 
 
 class Trouble(NamedTuple):
@@ -77,7 +77,7 @@ class EngineView(NamedTuple):
     forecasts: Mapping[str, Forecast | Unknown] = {}
     unreachable_since_s: float | None = None  # when it became unreachable, once that is reported
     has_answered: bool = True  # since guard started
-    note: str = ""  # what it does not give, and why
+    note: str = ""  # the figures it does not give, and why
     needs: str = ""  # why it needs attention
 
     @property
@@ -93,7 +93,7 @@ class Clock(NamedTuple):
     unix_s: float
 
     def unix(self, at_s: float) -> float:
-        """That moment in wall-clock time."""
+        """Returns a monotonic time in wall-clock time."""
         return round(self.unix_s - (self.now_s - at_s), 3)
 
 
@@ -110,7 +110,7 @@ def label(condition: Condition) -> str:
 
 
 def grade_of(kind: str) -> str:
-    """The highest rung that a condition of this kind may lead to."""
+    """The strongest action that a condition of this kind may lead to."""
     return str(GRADES.get(kind, "advice"))
 
 
@@ -219,7 +219,7 @@ def forecast_json(one: Forecast | Unknown) -> dict[str, object]:
 
 
 def _is_known_well(view: EngineView) -> bool:
-    """Whether it is known to be neither dead nor stuck."""
+    """True if it is known whether the engine is dead and whether it is stuck."""
     found = {one.kind: one for one in view.conditions}
     return all(found[kind].is_known for kind in ("dead", "stalled") if kind in found)
 
@@ -245,7 +245,7 @@ def status_line(views: Sequence[EngineView], troubles: Sequence[Trouble] = ()) -
 
 
 def alert(event: Event, *, starts_unix_s: float, lasts_s: float) -> dict[str, object] | None:
-    """The event as an alert of Alertmanager's API v2; None if it is none. `lasts_s`: until it is sent again."""
+    """The event as an alert of Alertmanager's API v2; None if it is no alert. `lasts_s`: until it is sent again."""
     if (
         event.what in (EventKind.LISTED, EventKind.UNLISTED, EventKind.TROUBLE, EventKind.MENDED, EventKind.ACTED)
         and event.condition is None

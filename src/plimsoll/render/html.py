@@ -77,7 +77,7 @@ def plan_page(planned: MemoryPlan, *, matrix: Matrix | None = None, workload: Wo
 
 
 def _drawn_terms(ledger: Ledger) -> list[_DrawnTerm]:
-    """In the order they lie on the card."""
+    """The ledger's terms in their order on the card."""
     named = [
         ("others", Estimate.exact(ledger.card.used_bytes, "held by other processes")),
         ("context", ledger.context),
@@ -91,12 +91,12 @@ def _drawn_terms(ledger: Ledger) -> list[_DrawnTerm]:
     terms, at = [], 0
     for place, (name, size) in enumerate(named):
         terms.append(_DrawnTerm(name, size, at, f"t{place}" if size.value >= 0 else "missing"))
-        at += size.value  # a negative cache steps back: what is missing overlaps what is there
+        at += size.value  # a negative cache steps back: the shortfall overlaps the terms before it
     return terms
 
 
 def _depth(cell: Cell) -> int:
-    """How dark a cell is."""
+    """The darkness of a cell."""
     return 4 if cell.use is None or cell.state is CellState.NO else min(4, int(cell.use * 5))
 
 
@@ -105,7 +105,7 @@ _MOST_ROWS = 2000
 
 
 def tune_page(report: TuneReport) -> str:
-    """The answer, its reasons, the curves and everything that was tried."""
+    """The answer, its reasons, the curves and all trials."""
     title, *reasons = sentences(report)
     found = report.tuning.found
     chosen = found.best.option.candidate if found is not None else None
@@ -143,7 +143,7 @@ def sweep_page(report: SweepReport) -> str:
 
 
 def _curve(name: str, line: Sequence[Trial], chosen: Candidate | None) -> dict[str, object]:
-    """Goodput over the flag's values, each value as far from the next as any."""
+    """Goodput over the flag's values, at equal distances."""
     values = [trial.score.goodput for trial in line]
     names = [str(getattr(trial.option.candidate, name)) for trial in line]
     dots = [

@@ -1,4 +1,4 @@
-"""What `plimsoll inside` found and made, in words and as JSON."""
+"""The reports of `plimsoll inside`, in words and as JSON."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ GIVES = {
 
 
 class Checkup(NamedTuple):
-    """Everything `plimsoll inside check` knows of one vLLM."""
+    """The results of `plimsoll inside check` for one vLLM."""
 
     folder: str
     version: str | None
-    engine: Engine  # the release that stands for it
+    engine: Engine  # the known release that it is checked as
     evidence: str
-    is_visible: bool | None  # whether its Python can import plimsoll.inside; None: no Python was asked
+    is_visible: bool | None  # its Python can import plimsoll.inside; None: no Python was asked
     entry_points: tuple[str, ...]
     answers: tuple[NeedAnswer, ...]
     verdicts: tuple[PartVerdict, ...]
     fitted: tuple[InsideLaunch, ...]  # one for each command that was given
     needs: tuple[Need, ...]
-    survive: tuple[str, ...] = ()  # where containment is armed with this release, in lines
-    knobs: tuple[str, ...] = ()  # which knobs turn in a running engine, in lines
-    missing: tuple[str, ...] = ()  # why parts that are required would not be there
+    survive: tuple[str, ...] = ()  # lines on the places where containment is armed with this release
+    knobs: tuple[str, ...] = ()  # lines on the knobs that turn in a running engine
+    missing: tuple[str, ...] = ()  # the reasons why required parts would be missing
 
     @property
     def takes_all(self) -> bool:
-        """Whether every part works, the package is there and the given commands start."""
+        """True if every part works, the package is not known to be missing and the given commands start."""
         works = all(verdict.works == "yes" for verdict in self.verdicts)
         return works and self.is_visible is not False and all(fitted.checked.starts for fitted in self.fitted)
 
 
 def check_json(checkups: Sequence[Checkup]) -> str:
-    """One object, schema plimsoll.inside/1; of several releases the first, with the `others` in it."""
+    """One object, schema plimsoll.inside/1: the first of several releases, with the `others` in it."""
     first, *others = map(_checkup_json, checkups)
     return json.dumps(first | ({"others": others} if others else {}), indent=2, ensure_ascii=False)
 
@@ -112,7 +112,7 @@ def _command_json(fitted: InsideLaunch) -> dict[str, object]:
 
 
 def check_text(checkups: Sequence[Checkup]) -> Report:
-    """For each release the verdict first, then what is lost, then what to type."""
+    """Returns for each release the verdict first, then the parts that are lost, then the commands to type."""
     return Report([line for at, checkup in enumerate(checkups) for line in ([""] if at else []) + _checkup_text(checkup)])
 
 
@@ -183,13 +183,13 @@ def _notes(checkup: Checkup) -> list[str]:
     return notes
 
 
-# What to do with the wheel that `plimsoll inside wheel` wrote: into a pod, into a container, into an environment.
+# Ways to install the wheel that `plimsoll inside wheel` wrote: into a pod, a container or an environment.
 
 WAYS = ("kubernetes", "docker", "pip")
 
 
 def wheel_text(path: str, size_bytes: int, sha256: str, ways: Sequence[str]) -> str:
-    """Where it is, and the next steps."""
+    """Returns the wheel's path, and the next steps."""
     text = (Path(__file__).parent / "templates/wheel.txt.j2").read_text(encoding="utf-8")
     facts = {"path": path, "name": path.rpartition("/")[2], "size_bytes": size_bytes, "sha256": sha256, "ways": ways}
     return str(Template(text, trim_blocks=True).render(facts, flags=" ".join(FLAGS))).rstrip()

@@ -21,7 +21,7 @@ from plimsoll.guard.act.journal_entry import (
 from plimsoll.redaction import clean, plain
 
 SCHEMA = "plimsoll.guard/1"
-ACTING = "acting"  # how the troubles begin that keep guard from acting
+ACTING = "acting"  # the beginning of the troubles that keep guard from acting
 LONGEST_HISTORY = 400
 _BY_HAND = {"drain": "drain by hand", "undrain": "return to rotation by hand"}
 """Requests of operators by kind: in the journal each is a restart that turns back."""
@@ -44,7 +44,7 @@ def entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def entry_sentence(row: Mapping[str, Any]) -> str:
-    """A journal entry in words; empty for what only guard itself needs."""
+    """A journal entry in words; empty for entries that only guard itself needs."""
     fields: Mapping[str, Any] = row["fields"] if isinstance(row["fields"], Mapping) else {}
     kind, engine = str(row["kind"]), str(row["engine"])
     before = f"{engine}: " if engine else ""
@@ -57,7 +57,7 @@ def _said(kind: str, step: str, fields: Mapping[str, Any]) -> str:
     if kind == OPENED:
         return f"{_what(fields)} starts: {fields.get('why', '')}"
     if kind in (INTENT, BEGUN, SEEN):
-        return ""  # what became of it is said with its outcome
+        return ""  # the entry of its outcome has the words
     if kind == OUTCOME:
         done = fields.get("done")
         mark = "" if done is True else " failed" if done is False else " (outcome unknown)"

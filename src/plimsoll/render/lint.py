@@ -1,4 +1,4 @@
-"""What `plimsoll lint` found, one line a trap as compilers print them, and as JSON."""
+"""The report of `plimsoll lint`, one line a trap as compilers print them, and as JSON."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def as_json(files: Mapping[str, Sequence[LintedServer]], skipped: Mapping[str, s
 
 
 def is_fine(files: Mapping[str, Sequence[LintedServer]]) -> bool:
-    """True if nothing worse than worth knowing was found."""
+    """True if no trap is graver than INFO."""
     return all(trap.severity is Severity.INFO for linted in files.values() for server in linted for trap in server.traps)
 
 
 def as_text(files: Mapping[str, Sequence[LintedServer]], skipped: Mapping[str, str]) -> Report:
-    """Each trap under its file and line; then one line a server, and how much was found."""
+    """Each trap under its file and line; then one line a server, and the number of traps."""
     report = Report()
     for linted in files.values():
         for server in linted:
@@ -74,5 +74,5 @@ def as_text(files: Mapping[str, Sequence[LintedServer]], skipped: Mapping[str, s
     if others:
         report.append(f"passed over, no vLLM start: {', '.join(map(one_line, others))}")
     if report and not skipped:
-        report.pop()  # the blank behind the last server
+        report.pop()  # the blank line after the last server
     return report

@@ -1,4 +1,4 @@
-"""What `plimsoll plan` found, as a drawn ledger and as JSON."""
+"""The report of `plimsoll plan`, as a drawn ledger and as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GROWTH = "Outputs grow while they are made: when the cache runs out, vLLM preem
 
 
 def picked(value: object, names: str) -> dict[str, Any]:
-    """These attributes of a value for a JSON object, each as NAME or, where it is called otherwise there, NAME=ATTRIBUTE."""
+    """These attributes of a value for a JSON object, each given as NAME or, where the names differ, NAME=ATTRIBUTE."""
     pairs = (name.partition("=") for name in names.split())
     return {name: getattr(value, attribute or name) for name, _, attribute in pairs}
 
@@ -53,7 +53,7 @@ def matrix_lines(matrix: Matrix) -> Report:
 
 
 def legend_of(matrix: Matrix) -> list[str]:
-    """What the words in the cells mean, as far as they occur, and why a context is refused."""
+    """Returns the meaning of the words in the cells, and why contexts are refused."""
     said = list(LEGEND)
     if any(cell.waits for row in matrix.rows for cell in row):
         said.append(WAITS)
@@ -83,7 +83,7 @@ def matrix_json(matrix: Matrix) -> dict[str, object]:
 
 
 def workload_lines(answer: WorkloadAnswer) -> Report:
-    """The verdict on a workload, what paging saves and what the last block wastes."""
+    """The verdict on a workload, the memory that paging saves, and the waste of the last block."""
     head = ["block", "unfilled", "of last block", "of all slots", "any length"]
     report = Report([Line("Workload:", 2, BOLD), ""])
     report += [Line(f"  {sentence}", 4) for sentence in workload_sentences(answer)]
@@ -109,7 +109,7 @@ def waste_cells(waste: Waste) -> tuple[str, str, str, str, str]:
 
 
 def workload_sentences(answer: WorkloadAnswer) -> list[str]:
-    """What there is to say, the verdict first."""
+    """Returns the sentences on a workload, the verdict first."""
     said = [_matrix_verdict(answer)]
     if answer.too_long:
         is_longer, them = ("is longer", "it") if answer.too_long == 1 else ("are longer", "them")
@@ -179,7 +179,7 @@ def _capacity(answer: WorkloadAnswer) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in per cent: whole ones from ten on, 100 % only when it is, and 12x for twelve times as much."""
+    """A share in per cent: without decimals from ten on, 100 % only when exact, and 12x for twelve times as much."""
     value = share * 100
     if value >= 1000:
         return f"{share:,.0f}x"
@@ -220,7 +220,7 @@ _NAMES = {
 
 
 def learned_as_text(differences: Sequence[TermDifference]) -> Report:
-    """One line a term; what lay outside its band is marked."""
+    """One line a term; a term outside its band is marked."""
     rows = []
     for difference in differences:
         shown = format_count if difference.term == "kv_tokens" else format_gib
@@ -242,7 +242,7 @@ def learned_as_json(differences: Sequence[TermDifference]) -> str:
 
 
 def forgotten(count: int, *, is_json: bool) -> str:
-    """What --forget did."""
+    """Returns the answer of --forget."""
     if is_json:
         return f'{{"schema": "plimsoll.plan/1", "forgotten": {count}}}'
     return f"forgot {count} {'correction' if count == 1 else 'corrections'}"
@@ -261,7 +261,7 @@ _MARKS = "WnagK"  # weights, non-torch, activation, graphs, KV cache
 
 
 def gpus_of(ledger: Ledger) -> str:
-    """The card, and how many where there are several: 2 x H100."""
+    """The card, with the number where there are several: 2 x H100."""
     number, name = ledger.settings.gpus, one_line(ledger.card.name)
     return f"{number} x {name}" if number > 1 else name
 
@@ -286,7 +286,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
             "groups": [picked(group, "layers kind block_size blocks_per_request window") for group in kv.groups],
         },
         "settings": picked(ledger.settings, _SETTINGS),
-        "parameters": {  # how much there is to read and to compute in a step; for `simulate`
+        "parameters": {  # they give the reading and computing of a step, for `simulate`
             "total": parameters(planned.shape),
             "routed": routed_parameters(planned.shape),
             "experts": moe.experts if moe is not None else None,
@@ -327,7 +327,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
 
 
 def as_text(planned: MemoryPlan, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> Report:
-    """The verdict, the bar, the terms, the cache, the trouble and what helps."""
+    """The verdict, the bar, the terms, the cache, the findings and the advice."""
     ledger = planned.ledger
     is_fine = planned.fits and (workload is None or workload.verdict.is_fine)
     style = WARN if planned.is_undecided or not ledger.fits_at_low_end else GOOD
@@ -368,7 +368,7 @@ def _verdict(planned: MemoryPlan, workload: WorkloadAnswer | None) -> str:
 
 
 def verdict(planned: MemoryPlan) -> str:
-    """In a word or a few: whether it will start, by the central figures and by the low end of the band."""
+    """A few words on whether the server will start, by the central figures and by the low end of the band."""
     if planned.fits:
         return "fits" if planned.ledger.fits_at_low_end else "fits by the estimate, not at its low end"
     if planned.is_undecided:
@@ -426,7 +426,7 @@ def _cache(ledger: Ledger) -> list[str | Line]:
 
 
 def _at_low_end(ledger: Ledger) -> list[Line]:
-    """A plan that fits by its central figures alone: what would happen, and what would start even so."""
+    """For a plan that fits by its central figures alone: what the low end would refuse, and what starts even there."""
     if not ledger.fits or ledger.fits_at_low_end:
         return []
     kv = ledger.kv_plan
@@ -465,14 +465,14 @@ class _Row(NamedTuple):
 
 
 def compare_as_text(compared: Sequence[ComparedPlan], notes: Sequence[str] = ()) -> Report:
-    """The legend of the columns, the table with a mark at every row that differs, the problems, and what was left out."""
+    """The legend of the columns, the table with a mark at every row that differs, the problems, and the notes."""
     report = Report()
     for number, one in enumerate(compared):
         line = rewritten_line(one.plan.checked) if one.plan is not None else f"not planned: {one_line(one.problem)}"
         report.append(Line(f"{letter(number):>3}  {one_line(one.source)}: {line}", 5, "" if one.plan is not None else BAD))
     rows, written = _rows(compared), [_flags(one.plan) for one in compared]
     planned = [flags for one, flags in zip(compared, written, strict=True) if one.plan is not None]
-    # For each plan the flags as they were written that not all of the commands have; a long value has a line of its own.
+    # The flags of each plan that not all of the commands have, as they were written; a long value has a line of its own.
     differing = [[flag for flag in flags if not all(flag in others for others in planned)] for flags in written]
     own = [
         [part for flag in flags for part in ([flag] if len(flag) <= _CELL else flag.replace(" ", "\n  ", 1).split("\n"))]
@@ -526,13 +526,13 @@ def _flags(planned: MemoryPlan | None) -> list[str]:
     for word in redact_words(list(planned.checked.launch.arguments)) if planned is not None else ():
         if word.startswith("-"):
             found.append(one_line(word))
-        elif found:  # what stands before the first flag is the model, which has a row of its own
+        elif found:  # the words before the first flag are the model, which has a row of its own
             found[-1] += f" {one_line(word)}"
     return found
 
 
 def _cut(text: str) -> str:
-    """A cell that keeps its column; what is cut is in the legend, or in the list below."""
+    """A cell cut to its column; the whole text is in the legend, or in the list below."""
     return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
 
 
@@ -564,7 +564,7 @@ def _findings(planned: MemoryPlan) -> str:
 
 
 _READERS: tuple[tuple[str, Callable[[MemoryPlan], Value], Callable[[Value, Value], str]], ...] = (
-    # As a plan alone says it; only what would not go into a column is said shorter.
+    # As in a single plan's report, shortened only where it would not fit a column.
     ("verdict", lambda p: "fits, may not start" if p.fits and not p.ledger.fits_at_low_end else verdict(p), _plain),
     ("model", lambda p: one_line(p.model), _plain),
     ("GPU", lambda p: gpus_of(p.ledger), _plain),

@@ -1,4 +1,4 @@
-"""What `plimsoll simulate` found, as a screen of text and as JSON."""
+"""The report of `plimsoll simulate`, as a screen of text and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNKNOWN = "-"
 
 
 def as_json(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Summary] = (), router: str = "") -> str:
-    """One object of the schema plimsoll.simulate/1; what the run does not say is null. Each of several engines has a row."""
+    """One object of the schema plimsoll.simulate/1; figures that the run lacks are null. Each of several engines has a row."""
     each = [{name: getattr(one, name) for name in ENGINE_FIELDS.split()} | {"kv_peak": one.kv_usage.peak} for one in engines]
     parts = {name: getattr(summary, name)._asdict() for name in "kv_usage waste prefix throughput ttft tpot e2e queue".split()}
     plain = (
@@ -55,7 +55,7 @@ def as_json(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Su
 
 
 def as_text(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Summary] = (), router: str = "") -> Report:
-    """What was replayed, what it means, what happened and how long it took, on one screen."""
+    """Returns one screen: the replayed traffic, the finding, the figures and the latencies."""
     is_bad = summary.preemptions or summary.rejected or summary.servers_to_keep_up is not None
     span, blocks = duration(summary.sim_seconds), counted(max(0, summary.settings.num_blocks - 1), "block")
     if summary.servers_to_keep_up is not None:
@@ -86,12 +86,12 @@ def _engines(engines: Sequence[Summary], router: str) -> Report:
 
 
 def first_of_all(notes: Sequence[str]) -> list[str]:
-    """Notes without which the finding misleads, as sentences: the server does not start, or the fit is none."""
+    """Notes without which the finding misleads, as sentences: the server does not start, or the fit is poor."""
     return [f"{note[0].upper()}{note[1:]}{'' if note.endswith('?') else '.'}" for note in notes if is_urgent(note)]
 
 
 def is_urgent(note: str) -> bool:
-    """Whether a note stands above the finding instead of below the figures."""
+    """True if a note belongs above the finding instead of below the figures."""
     return note == POOR_FIT or note.endswith(REPLAYED_ALL_THE_SAME)
 
 
@@ -130,9 +130,9 @@ def headline(summary: Summary) -> str:
 
 
 def reading(summary: Summary, engines: int = 0) -> list[str]:
-    """What else an operator should know before the figures."""
+    """Returns further sentences that an operator should read before the figures."""
     said: list[str] = []
-    if (servers := _servers(summary, engines)) is not None:  # they work off for long what came before
+    if (servers := _servers(summary, engines)) is not None:  # the backlog takes long to finish
         came, done = summary.requests / summary.arrival_seconds, summary.finished / summary.sim_seconds
         left = duration(summary.sim_seconds - summary.arrival_seconds)
         they, rates = "They do" if engines > 1 else "It does", f"{came:,.3g} requests came a second and {done:,.3g} were done"
@@ -156,12 +156,12 @@ def reading(summary: Summary, engines: int = 0) -> list[str]:
 
 
 def _servers(summary: Summary, engines: int) -> int | None:
-    """How many such servers would keep up; None where those that are there do."""
+    """The number of such servers that would keep up; None where the present ones do."""
     return None if summary.servers_to_keep_up is None else summary.servers_to_keep_up * max(1, engines)
 
 
 def facts(summary: Summary) -> list[tuple[str, str]]:
-    """What happened, line by line: a name and what is to be said."""
+    """Returns the figures of the run, line by line: a name and its text."""
     usage = summary.kv_usage
     blocks = f"{format_count(summary.peak_blocks)} of {format_count(max(0, summary.settings.num_blocks - 1))} blocks"
     steps = f"{format_count(summary.steps)}; at most {format_count(summary.peak_running)} running"
@@ -188,7 +188,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def throughput(summary: Summary) -> str:
-    """What the server gave out over the simulated time."""
+    """Returns the output tokens and requests a second over the simulated time."""
     tokens, requests = summary.throughput
     if tokens is None or requests is None:
         return "unknown"
@@ -201,7 +201,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share for people: 37 %, 2.6 %; never a 0 or a 100 that is not one."""
+    """A share for people: 37 %, 2.6 %; 0 and 100 only when exact."""
     if share is None:
         return _UNKNOWN
     if 0 < share < 0.0005:

@@ -1,4 +1,4 @@
-"""A simulation as one HTML page; its tables have what its charts show."""
+"""A simulation as one HTML page; its tables have the figures of its charts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def page(
     command: str = "",
     notes: Sequence[str] = (),
 ) -> str:
-    """The whole page; what was not measured is left out."""
+    """The whole page; parts that were not measured are left out."""
     rate, waste = summary.throughput.output_tokens_per_second, summary.waste.mean_percent
     return render(
         "simulate", f"{headline(summary)} - {summary.trace}", has_charts=True, words=words, summary=summary,
@@ -107,7 +107,7 @@ def moment_text(moment: float) -> str:
 
 
 def _latencies(summary: Summary, replay: Replay) -> list[tuple[str, dict[str, object], str]]:
-    """For each time its title, the share of requests that took no longer with three percentiles marked, and those in words."""
+    """Each latency's title, the share of requests that took no longer, with three percentiles marked, and those in words."""
     times = latencies_of(replay)
     charts = []
     for title, found, marks in (
@@ -142,18 +142,18 @@ def _waste_chart(rows: Sequence[AtBlockSize], current: int) -> dict[str, object]
 
 
 class Drawing(NamedTuple):
-    """The block map, and by what rule it was made smaller."""
+    """The block map, and the rule by which it was made smaller."""
 
     drawn: dict[str, object]
     pool: int
-    every: int  # one block in so many is drawn
+    every: int  # one block in `every` is drawn
     shares: list[float]  # of each state, over all blocks and moments, drawn or not
 
 
 def draw(blocks: BlockMap) -> Drawing | None:
     """Time from left to right, blocks from bottom to top, without the null block; None where there is nothing to draw.
 
-    Taking every n-th block keeps the shares of the states true, which the most common state of n neighbours would not.
+    Drawing every n-th block keeps the shares of the states true; the most common state of n neighbours would not.
     """
     pool = blocks.state[:, 1:]
     if pool.size == 0:
@@ -172,7 +172,7 @@ def draw(blocks: BlockMap) -> Drawing | None:
 
 
 def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """An indexed picture; what is free lets the page shine through, so that it suits light and dark."""
+    """An indexed picture; free blocks are transparent, so that it suits light and dark pages."""
     rows, columns = pixels.shape
     lines = np.pad(pixels, ((0, 0), (1, 0)))  # each line begins with its filter: 0, as it is
     chunks = (

@@ -1,7 +1,7 @@
-"""How every command prints: a report is lines and tables, drawn by rich in the terminal's width and colours.
+"""Prints every command's report: lines and tables, drawn by rich in the terminal's width and colours.
 
-Piped, with NO_COLOR or on a dumb terminal it is plain text without escapes. Nothing in a report is markup, and what a terminal
-would obey in it is taken out before it is drawn.
+Piped, with NO_COLOR or on a dumb terminal it is plain text without escapes. Nothing in a report is markup, and control
+sequences are taken out before it is drawn.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from plimsoll.redaction import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH = 110  # of what is piped or written to a file
+WIDTH = 110  # of output that is piped or written to a file
 WIDEST = 140  # on a terminal: beyond it a sentence is hard to follow
 GOOD, BAD, WARN, NAME, FAINT, BOLD = "green", "bold red", "yellow", "cyan", "dim", "bold"
 SEVERITY = {"critical": BAD, "warning": WARN, "info": NAME}
-AFTER_S = 0.4  # what takes less shows no progress: a bar that flashes helps nobody
+AFTER_S = 0.4  # shorter work shows no progress: a bar that flashes helps nobody
 
 
 class Line(NamedTuple):
-    """A line that is broken at blanks where it is too long; a word longer than the screen keeps a line of its own."""
+    """A line that is broken at blanks where it is too long; a word longer than the screen has a line of its own."""
 
     text: str
     hang: int = 2  # where its further lines begin
     style: str = ""
-    styled: int | None = None  # so many letters of it have the style; None: all
+    styled: int | None = None  # the number of its first letters that have the style; None: all
 
 
 class Whole(NamedTuple):
@@ -49,19 +49,19 @@ class Table(NamedTuple):
     align: str  # a letter a column, the last one for all that follow: l left, r right, w left and broken where it is too long
     rows: Sequence[Sequence[str]]
     head: Sequence[str] = ()
-    repeated: int = 1  # columns that stand at the left of each part
+    repeated: int = 1  # columns that are repeated at the left of each part
     styles: Sequence[str] = ()  # a style a row
 
 
 class Report(list["str | Line | Whole | Table"]):
-    """What a command found, to be drawn; a bare string is a line."""
+    """A command's output, to be drawn; a bare string is a line."""
 
     def __str__(self) -> str:
         return drawn(self)
 
 
 def show(shown: str | Report) -> None:
-    """Print the answer to standard output; a reader that went away changes nothing of the exit code."""
+    """Prints the answer to standard output; a reader that went away does not change the exit code."""
     try:
         tell(shown)
     except BrokenPipeError:
@@ -69,7 +69,7 @@ def show(shown: str | Report) -> None:
 
 
 def tell(shown: str | Report, file: TextIO | None = None) -> None:
-    """Print some of what goes on: BrokenPipeError once nobody reads; a disk that is full is the world's fault."""
+    """Prints output of a running command: BrokenPipeError once nobody reads; a full disk is WorldFailed."""
     file = file or sys.stdout
     try:
         print(drawn(shown, file) if isinstance(shown, Report) else shown, file=file, flush=True)
@@ -80,7 +80,7 @@ def tell(shown: str | Report, file: TextIO | None = None) -> None:
 
 
 def forget_stdout() -> None:
-    """Keep Python from trying once more, at its end, to write what could not be written."""
+    """Keeps Python from trying again, at its end, to write output that could not be written."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -101,7 +101,7 @@ def drawn(report: Report, file: TextIO | None = None) -> str:
 
 
 def draw_on(console: Console, part: str | Line | Whole | Table) -> None:
-    """Draw one part of a report."""
+    """Draws one part of a report."""
     from rich.text import Text
 
     if isinstance(part, Table):
@@ -152,7 +152,7 @@ def _draw_table(console: Console, table: Table) -> None:
 
 
 def write_file(path: str, text: str) -> None:
-    """Write a report to a file the user named; a plain file is replaced only once the new one is whole."""
+    """Writes a report to a file the user named; a plain file is replaced only once the new one is whole."""
     import tempfile
     from pathlib import Path
 
@@ -177,7 +177,7 @@ def write_file(path: str, text: str) -> None:
 
 @contextmanager
 def bar(doing: str, of: str) -> Iterator[Callable[[int, int], None]]:
-    """Progress on a terminal while something takes long: a function to call with how much is done and how much there is."""
+    """Shows progress on a terminal during long work: gives a function to call with the amount done and the total."""
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return

@@ -1,4 +1,4 @@
-"""What `plimsoll tune` found, as a screen of text, as JSON, and as commands to compare."""
+"""The report of `plimsoll tune`, as a screen of text, as JSON, and as commands to compare."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SweepReport(NamedTuple):
 
     @property
     def failures(self) -> list[tuple[Point, str]]:
-        """Those that could not be replayed, and why."""
+        """The points that could not be replayed, and why."""
         found = []
         for point, result in zip(self.points, self.results, strict=True):
             if isinstance(result, Failed):
@@ -66,7 +66,7 @@ class SweepReport(NamedTuple):
 
     @property
     def ranked(self) -> list[tuple[Point, Score]]:
-        """Best first."""
+        """The points with their scores, best first."""
         done = [(point, one) for point, one in zip(self.points, self.results, strict=True) if isinstance(one, Score)]
         return sorted(done, key=lambda pair: -pair[1].goodput)
 
@@ -100,7 +100,7 @@ def _row(point: Point, result: Result | None) -> dict[str, object]:
 
 
 def as_csv(report: SweepReport) -> str:
-    """A row a setting, in the order of the combinations; empty cells where nothing is known."""
+    """A row a setting, in the order of the combinations; empty cells where a figure is unknown."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = list(report.axes)
@@ -113,7 +113,7 @@ def as_csv(report: SweepReport) -> str:
 
 
 def sweep_as_text(report: SweepReport, top: int) -> Report:
-    """What was swept, the best settings, and what could not be replayed."""
+    """Returns the swept traffic, the best settings, and the settings that could not be replayed."""
     ranked, failed, names = report.ranked, report.failures, list(report.axes)
     promise = f", promised {report.traffic.slo}" if not report.traffic.slo.is_empty else ""
     head = (
@@ -143,7 +143,7 @@ def sweep_as_text(report: SweepReport, top: int) -> Report:
 
 
 def sweep_value_text(value: object) -> str:
-    """As it was typed."""
+    """Returns the value as it is typed in a command."""
     return ("on" if value else "off") if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -161,16 +161,16 @@ class TuneReport(NamedTuple):
     chosen: MemoryPlan | None
     second: MemoryPlan | None  # the runner-up's
     notes: Sequence[str] = ()
-    capacity: Capacity | None = None  # where it was asked how many servers keep the promise
+    capacity: Capacity | None = None  # where the question was how many servers keep the promise
 
     @property
     def servers(self) -> int | None:
-        """How many keep the promise; None where nobody asked, or no number does."""
+        """The number of servers that keep the promise; None where that was not asked, or no number does."""
         return self.capacity.servers if self.capacity is not None else None
 
 
 def verdict(report: TuneReport) -> list[str]:
-    """How many servers, and how much more they take; nothing where nobody asked."""
+    """Sentences on the number of servers, and how much more traffic they take; empty where that was not asked."""
     capacity = report.capacity
     if capacity is None:
         return []
@@ -196,7 +196,7 @@ def verdict(report: TuneReport) -> list[str]:
 
 
 def capacity_json(capacity: Capacity | None) -> dict[str, object] | None:
-    """Every replay that the answer rests on."""
+    """The answer with every replay it is based on; None where it was not asked."""
     if capacity is None:
         return None
     highest = capacity.highest
@@ -210,11 +210,11 @@ def capacity_json(capacity: Capacity | None) -> dict[str, object] | None:
     }
 
 
-CardRow = tuple[str, TuneReport | None, str | None]  # the word, what was found, or why it could not be
+CardRow = tuple[str, TuneReport | None, str | None]  # the card's word, its report, or the reason why there is none
 
 
 def _cards(rows: Sequence[CardRow], prices: Prices | None) -> list[tuple[CardRow, int | None, float | None]]:
-    """Each with its number of cards and its price an hour; those that keep the promise first, the cheapest of them first."""
+    """Each row with its number of cards and its price an hour; rows that keep the promise first, by price."""
     found = []
     for row in rows:
         _, report, _ = row
@@ -367,7 +367,7 @@ def _tried(one: Trial) -> dict[str, object]:
 
 
 def sentences(report: TuneReport) -> list[str]:
-    """All that is said in words, in the order in which it matters."""
+    """All sentences of the answer, the most important first."""
     tuning = report.tuning
     said = [*verdict(report), headline(tuning), *reasons(tuning)]
     if serves_none(tuning):
@@ -385,7 +385,7 @@ def sentences(report: TuneReport) -> list[str]:
 
 
 def as_text(report: TuneReport) -> Report:
-    """The finding, the command, the reasons, two curves and what it cost, on one screen."""
+    """The finding, the command, the reasons, two curves and the effort of the search, on one screen."""
     tuning, said = report.tuning, sentences(report)
     fit = f"; step times {one_line(tuning.server.fitted)}" if tuning.server.fitted is not None else ""
     promise = f", promised {tuning.traffic.slo}" if not tuning.traffic.slo.is_empty else ""

@@ -1,4 +1,4 @@
-"""What `plimsoll whatif` found: the recorded traffic as it was measured, as its replay has it, and with the changes."""
+"""The report of `plimsoll whatif`: the recorded traffic as measured, as replayed, and with the changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from plimsoll.tune.goodput import Slo
 from plimsoll.units import format_count
 
 SCHEMA = "plimsoll.whatif/1"
-APART = 1.25  # times as long: a replay that is further from its recording is of another server
+APART = 1.25  # the factor on times beyond which a replay is taken to be of another server than its recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class ReplayOutcome:
     summary: Summary
     replicas: int
     met: int  # requests that were served as promised
-    card: str  # whose clock it runs by
-    band: tuple[float, float]  # a step may take so many times as long
+    card: str  # the card of its clock
+    band: tuple[float, float]  # factors on a step's time: lowest and highest
     at_band: tuple[tuple[int, float], ...]  # requests as promised and mean seconds, with the fastest and the slowest steps
     notes: Sequence[str]
 
@@ -45,7 +45,7 @@ class ReplayOutcome:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOutcome:
-    """What the recorder saw, in seconds."""
+    """The recorder's figures, in seconds."""
 
     requests: int
     met: int
@@ -87,7 +87,7 @@ def measured_outcome(options: TrafficOptions, slo: Slo) -> MeasuredOutcome | Non
 
 
 def sentences(report: WhatifReport) -> list[str]:
-    """The answer first: promises kept, or the first token's wait, then whether it keeps up."""
+    """The sentences, the answer first: promises kept, or the wait for the first token, then whether it keeps up."""
     was, now = report.was, report.found
     asked = " ".join(f"{name}={value}" for name, value in report.changes.items())
     if not report.slo.is_empty:
@@ -108,9 +108,9 @@ def sentences(report: WhatifReport) -> list[str]:
 
 
 def is_tie(report: WhatifReport) -> bool:
-    """Whether the better of the two is not the better one at every end of the clock's band.
+    """True if the better of the two replays is not the better one throughout the clock's band.
 
-    Two replays by one card's clock are off the same way; those of two cards may be off in opposite ways.
+    Two replays by one card's clock err in the same direction; those of two cards may err in opposite directions.
     """
     was, now = report.was, report.found
 
@@ -140,7 +140,7 @@ _ROWS: tuple[tuple[str, Callable[[ReplayOutcome], str], str], ...] = (
 
 
 def as_text(report: WhatifReport) -> Report:
-    """The answer, the three side by side, and what they leave out."""
+    """The answer, the three side by side, and the notes on what they leave out."""
     was, now, measured = report.was, report.found, report.measured
     traffic = f"{one_line(was.summary.trace)}: {counted(was.summary.requests, 'request')}"
     first, *rest = (one_line(sentence) for sentence in sentences(report))
