@@ -1,4 +1,4 @@
-"""Reads a command into a plan: the model, the card, the settings, then the ledger. The module of plan that reads files.
+"""Reads a command into a plan: the model, the card, the settings, then the ledger. In plan only this and `store` read files.
 
 launch ──> check ──> Settings ─┐
 config.json, headers ──> shape ─┼──> PlanInput ──> plan() ──> MemoryPlan: ledger, findings, advice
