@@ -86,6 +86,26 @@ def test_what_ended_while_the_journal_could_not_be_written_is_not_gone_on_with()
     assert (world.state.starts, set(ends(world))) == (1, {"held"})
 
 
+def test_an_end_that_could_not_be_written_keeps_nobody_from_the_engine() -> None:
+    """An action that was undone is over: written down once that can be, and what comes next is decided anew."""
+    world, book = World(faults={"drain": Fault("fails")}), Full(CLOSED, "")
+
+    async def script(conductor: Conductor) -> None:
+        conductor.ask(Grade.RESTART, ENGINE)
+        await conductor.turn()
+        assert conductor.stopped_acting
+        book._last = ("", "none")
+        while conductor.stopped_acting:
+            await asyncio.sleep(1.0)
+            await conductor.turn()
+        assert not conductor.engines_at_work()
+        conductor.ask(Grade.RESTART, ENGINE)
+        await conductor.turn()
+
+    play(world, book, script, view=lambda _: view_of("none"))
+    assert ends(world) == ["undone"] * 3, "told when it ended, when that was written, and once more"
+
+
 def test_a_take_over_that_could_not_be_written_gives_the_lock_back() -> None:
     """Else nobody renews it, and this guard could never take it again: not for this action, nor for any other."""
     world, book = killed_at("before outcome stop", ttl_s=30.0)

@@ -313,7 +313,6 @@ class Conductor:
             for run in open_actions(self.kept()):
                 if run.action in self._unwritten:
                     self._close(self._unwritten[run.action], "it ended while the journal could not be written")
-                    del self._unwritten[run.action]
         except PlimsollError:
             return False
         self._ports.tell(Announcement("", f"guard acts again: its journal can be written ({self.stopped_acting})"))
@@ -612,10 +611,12 @@ class Conductor:
         # Announced first: a guard that dies in between announces it twice; the other way round it would be lost.
         says = f"{run.grade} {END_TEXTS[end]}" + (f": {why}" if why else "")
         self._ports.tell(Announcement(run.engine, says, end in (End.HELD, End.FAILED), {"action": run.action, "end": str(end)}))
-        self._ports.write_end(run, end, why)
-        self._ended[run.engine, run.grade, end] += 1
         self.runs.pop(run.engine, None)
         self._beside.pop(run.engine, None)
+        self._unwritten[run.action] = run
+        self._ports.write_end(run, end, why)
+        del self._unwritten[run.action]
+        self._ended[run.engine, run.grade, end] += 1
         if end in (End.STOOD_BACK, End.UNDONE, End.FAILED):
             self._try_later(run.engine)
         else:
