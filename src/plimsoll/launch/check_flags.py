@@ -304,7 +304,7 @@ def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags,
     first = history_of(row.name)[0].first
     needs = flag_notes.in_force(flag_notes.NEEDS, row.name, release)
     if needs is not None and beside.is_whole and needs.flag not in beside.given and not argument.is_negated:
-        if needs.is_refused:
+        if needs.is_refused and id(argument) not in beside.overruled:
             return item(FlagStatus.NEVER_EXISTED, note=f"vLLM does not start with it unless {needs.flag} is given")
         since = first if needs.since is None else None  # earlier releases were not read: it may be older
         instead = f"{needs.flag} beside it, if it was meant to act"
