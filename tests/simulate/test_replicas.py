@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.options import ROUTERS
 from plimsoll.simulate.replay import Replay, replay
@@ -18,7 +20,7 @@ from plimsoll.simulate.replicas import (
     replay_in_lockstep,
     route,
 )
-from plimsoll.simulate.settings import EngineLimits, StepTime
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.summary import summarise
 from plimsoll.simulate.trace import Integers, Trace, make_trace, pick
 from plimsoll.simulate.traffic import generate, parse_synthetic
@@ -128,3 +130,18 @@ def test_engines_in_lockstep_wait_for_the_slowest() -> None:
     assert whole.first_token_ns.tolist() == [long, long, long + 10**6 + 6 * 10**4]
     assert whole.finish_ns[0] == long + 10**6 + 6 * 10**4 + 3 * decoding
     assert (whole.totals.finished, whole.arrival_ns.tolist()) == (3, [0, 0, 10**6])
+
+
+def test_engines_in_lockstep_that_never_end_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one alone does: a window that needs more blocks than the pool has, and two requests that push each other out."""
+    monkeypatch.setattr("plimsoll.simulate.replicas.PATIENCE_STEPS", 100)
+    groups = (CacheGroup("full", 16), CacheGroup("sliding", 16, 100_000))
+    stuck = EngineLimits(num_blocks=100, groups=groups)
+    with pytest.raises(BadInput, match="2 requests wait and none can ever be scheduled"):
+        replay_in_lockstep(make_trace("t", [0, 0], [700, 1000], [400, 50]), stuck, TIMES, 2)
+    endless = EngineLimits(
+        num_blocks=4, block_size=4, max_num_seqs=2, max_model_len=40, prefix_caching=False, long_prefill_token_threshold=1,
+        reserve_full_isl=False, policy="priority",
+    )  # fmt: skip
+    with pytest.raises(BadInput, match="keep preempting each other"):
+        replay_in_lockstep(make_trace("t", [0] * 4, [7] * 4, [2, 2, 4, 4]), endless, TIMES, 2, ROUND_ROBIN)

@@ -174,10 +174,7 @@ def replay(
         if counts[at.FINISHED_COUNT] > finished:
             finished, at_step = int(counts[at.FINISHED_COUNT]), int(counts[at.STEPS])
         elif counts[at.STEPS] - at_step > patience:
-            raise BadInput(
-                f"the {counts[at.RUNNING_COUNT]} running and {counts[at.WAITING_COUNT]} waiting requests keep preempting each "
-                "other and none finishes, as they would in vLLM: give more with --num-blocks, or lower --max-num-seqs"
-            )
+            raise never_finished(int(counts[at.RUNNING_COUNT]), int(counts[at.WAITING_COUNT]))
         if on_steps is not None and counts[at.LOG_ROWS]:
             on_steps(record.log[: counts[at.LOG_ROWS]])
             counts[at.LOG_ROWS] = 0
@@ -186,12 +183,25 @@ def replay(
         if counts[at.NOW] >= FOREVER:
             raise BadInput("the run would take more than a hundred years: steps take too long, or arrivals are too far apart")
         if counts[at.STUCK]:
-            raise BadInput(
-                f"{counts[at.WAITING_COUNT]} requests wait and none can ever be scheduled: the pool of {settings.num_blocks} "
-                "blocks is too small for the longest of them; give more with --num-blocks"
-            )
+            raise never_scheduled(int(counts[at.WAITING_COUNT]), settings)
     took = clock() - begin if clock else 0.0
     return told(trace, settings, step_time, state, record, state.stamps[:, at.ARRIVAL] - step_time.front_ns, took)
+
+
+def never_finished(running: int, waiting: int) -> BadInput:
+    """The error of a run that goes on for ever."""
+    return BadInput(
+        f"the {running} running and {waiting} waiting requests keep preempting each other and none finishes, as they would in "
+        "vLLM: give more with --num-blocks, or lower --max-num-seqs"
+    )
+
+
+def never_scheduled(waiting: int, settings: EngineLimits) -> BadInput:
+    """The error of a run in which so many requests are left over."""
+    return BadInput(
+        f"{waiting} requests wait and none can ever be scheduled: the pool of {settings.num_blocks} "
+        "blocks is too small for the longest of them; give more with --num-blocks"
+    )
 
 
 def told(

@@ -20,7 +20,18 @@ import numpy as np
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.open_run import FIRST_ROWS, OpenRun
 from plimsoll.simulate.options import ROUTERS
-from plimsoll.simulate.replay import NEVER, OnProgress, Replay, Totals, replay, speed_up, told
+from plimsoll.simulate.replay import (
+    NEVER,
+    PATIENCE_STEPS,
+    OnProgress,
+    Replay,
+    Totals,
+    never_finished,
+    never_scheduled,
+    replay,
+    speed_up,
+    told,
+)
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers, Trace, pick
 
@@ -139,6 +150,7 @@ def replay_in_lockstep(
     ]
     chosen, begin = np.zeros(trace.size, dtype=np.int64), clock() if clock else 0.0
     arrivals, now, request = speed_up(trace, speedup) + step_time.front_ns, 0, 0
+    in_flight, rounds, patience = 0, 0, PATIENCE_STEPS + 10 * settings.max_model_len
     while True:
         while request < trace.size and arrivals[request] <= now:  # came while the last step ran
             chosen[request] = _choice(engines, router, trace, request)
@@ -148,6 +160,10 @@ def replay_in_lockstep(
                 on_progress(request, trace.size)
         for engine in engines:
             engine.go_on(now)
+        before, in_flight = in_flight, sum(engine.in_flight for engine in engines)
+        rounds = rounds + 1 if in_flight == before else 0
+        if rounds > patience:
+            raise never_finished(sum(engine.run.running for engine in engines), sum(engine.run.waiting for engine in engines))
         under_way = [(engine.run, end) for engine in engines if (end := engine.run.next_end_ns) is not None]
         if under_way:
             now = max(end for _, end in under_way)
@@ -157,6 +173,8 @@ def replay_in_lockstep(
             now = int(arrivals[request])
         else:
             break
+    if left := sum(engine.run.waiting for engine in engines):
+        raise never_scheduled(left, settings)
     rows = [np.flatnonzero(chosen == engine) for engine in range(replicas)]
     came, took = arrivals - step_time.front_ns, clock() - begin if clock else 0.0
     return chosen, [
