@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ SHAPES: dict[str, str] = {
     "syslog's prefix": f"Nov 15 09:00:00 host app[7]: {SAID}",
     "a line that ends in a death": f"{SAID}\nSegmentation fault (core dumped) while answering {SAID!r}",
     "a line that begins with a share": f"50% of it: {SAID}\n100%| {SAID}\nLoading {SAID}: 50% done",
+    "a line that begins as the shell's": f"Killed my python {SAID}",
     "lines that begin as the shell's": f"Killed by {SAID}\nAborted, {SAID}\nBus error {SAID}\n{SAID} core dumped",
     "lines that begin as a library's": f"terminate called {SAID}\nCUDA Error: {SAID}\nFatal Python error: {SAID}\nNVRM: {SAID}",
     "lines that begin as the server's": f"INFO:     Started {SAID}\nvllm: error: {SAID}\nThread 0xabc {SAID}\n█ {SAID}",
@@ -123,3 +125,27 @@ def test_what_was_logged_before_it_served_is_shown() -> None:
     assert shown.count("Zwiebel") == 1
     assert shown.endswith("OSError: [hidden]\n")
     assert "".join(shown_text(["/run/gate.token: no such file\n", "gate.token: Permission denied\n"])).count("redacted") == 0
+
+
+@each("line", [" " * 100_000 + "x", "a | 0%|| 1[1]" * 700])
+def test_an_odd_line_holds_nobody_up(line: str) -> None:
+    """Guard's other work waits while a pattern is tried: long blanks, and a thousand bars each behind another's head."""
+    begun = time.process_time()
+    assert "hidden" in "".join(safe_lines([line]))
+    assert time.process_time() - begun < 5
+
+
+def test_the_log_is_never_on_disk_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard may be ended, or its time be up, before users' text is hidden."""
+
+    def end(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("plimsoll.guard.daemon.evidence.safe_lines", end)
+    (tmp_path / "vllm.log").write_text(f"{SAID}\n")
+    sources = EvidenceSources(str(tmp_path / "vllm.log"))
+    outcome = asyncio.run(EvidenceStore(tmp_path / "kept", environ={"PATH": ""}).take("e", "a-1", sources))
+    kept = [path.read_text() for path in Path(str(outcome.facts["folder"])).iterdir()]
+    assert len(kept) == 1, "the list of contents"
+    assert "No space left" in kept[0]
+    assert SAID not in kept[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -308,25 +309,25 @@ class _EvidenceFolder:
         _write(self._folder / CONTENTS, "\n".join(lines).encode("utf-8", "replace") + b"\n")
 
     async def _log(self, path: str) -> None:
-        # The start is short and says how the engine was set up; the end says what happened.
-        await self._keep(LOG, TextFile(path), ExcerptLimits(LOG_HEAD_BYTES, LOG_TAIL_BYTES))
-        if LOG in self.found and await in_thread(lambda: self._split(path)):
-            self.found.append(EARLIER)
-
-    def _split(self, path: str) -> bool:
-        """Hides what may be users' text; moves earlier lives to a file that doctor does not read: whether there were any."""
         try:
-            redacted = (self._folder / LOG).read_bytes()
-            lines = redacted.decode("utf-8", "replace").removesuffix("\n").split("\n")
-            shown = "".join(safe_lines(lines, begun_requests(redacted))).encode()
-            _write(self._folder / LOG, shown)
-            if not (begins := last_life(shown, path, LOG_HEAD_BYTES, LOG_TAIL_BYTES)):
-                return False
-            _write(self._folder / EARLIER, shown[:begins])
-            _write(self._folder / LOG, shown[begins:])
-        except OSError:
-            return False
-        return True
+            self.found += await in_thread(lambda: self._write_log(path))
+        except (PlimsollError, OSError) as problem:
+            self.note(f"{LOG}: {problem}")
+
+    def _write_log(self, path: str) -> list[str]:
+        """Writes the log, and earlier lives to a file that doctor does not read; no file ever holds what may be users' text."""
+        file = io.BytesIO()
+        # The start is short and says how the engine was set up; the end says what happened.
+        write_text(TextFile(path), file, ExcerptLimits(LOG_HEAD_BYTES, LOG_TAIL_BYTES))
+        redacted = file.getvalue()
+        lines = redacted.decode("utf-8", "replace").removesuffix("\n").split("\n")
+        shown = "".join(safe_lines(lines, begun_requests(redacted))).encode()
+        begins = last_life(shown, path, LOG_HEAD_BYTES, LOG_TAIL_BYTES)
+        _write(self._folder / LOG, shown[begins:])
+        if not begins:
+            return [LOG]
+        _write(self._folder / EARLIER, shown[:begins])
+        return [LOG, EARLIER]
 
     async def _page(self, name: str, page: bytes | Fetch) -> None:
         try:
@@ -365,20 +366,20 @@ class _EvidenceFolder:
             return self.note(f"nvidia-smi.txt: {ran.trouble or 'no output'}")
         return await self._keep("nvidia-smi.txt", ran.output)
 
-    async def _keep(self, name: str, content: bytes | TextFile, limits: ExcerptLimits = ExcerptLimits(0, PAGE_BYTES)) -> None:  # noqa: B008
+    async def _keep(self, name: str, content: bytes) -> None:
         try:
-            await in_thread(lambda: self._write(name, content, limits))
+            await in_thread(lambda: self._write(name, content))
         except (PlimsollError, OSError) as problem:
             return self.note(f"{name}: {problem}")
         return self.found.append(name)
 
-    def _write(self, name: str, content: bytes | TextFile, limits: ExcerptLimits) -> None:
+    def _write(self, name: str, content: bytes) -> None:
         target = self._folder / (re.sub(r"[^A-Za-z0-9_.-]+", "_", name).lstrip(".") or "unnamed")
-        if name.endswith(".json") and isinstance(content, bytes) and (text := shown_json(content)) is not None:
+        if name.endswith(".json") and (text := shown_json(content)) is not None:
             return _write(target, text.encode("utf-8", "replace"))
         descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w+b") as file:
-            write_text(content, file, limits)
+            write_text(content, file, ExcerptLimits(0, PAGE_BYTES))
         return None
 
 

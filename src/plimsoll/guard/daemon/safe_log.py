@@ -43,7 +43,7 @@ _FRAME = re.compile(
     r"(?:, in [\w.<>]{1,120})?\s*"
 )
 _CARET = re.compile(r"\s*[\^~]+\s*")
-_STRUCTURE = re.compile(rf"\s*{_any_of(_KNOWN['structure'])}\s*")
+_STRUCTURE = re.compile(_any_of(_KNOWN["structure"]))
 _EXCEPTION = re.compile(
     r"\s*(?P<kind>(?:[A-Za-z_]\w*\.){0,8}(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Dead|NotFound|Warning))"
     r"(?:: (?P<text>.*))?\s*",
@@ -58,7 +58,7 @@ _SHORT_MESSAGE = re.compile(
 _SYSTEM = re.compile(_any_of(_KNOWN["system"]).replace("DEATH", f"(?:{_KNOWN['death']})"))
 _BANNER = re.compile(r"[^\w\n]{0,80}[█▀▄▌▐][^\w\n]{0,80}(?:(?:version|model {3}) ?\S{1,200})?\s*$")
 _PROGRESS = re.compile(
-    r"(?:\s*(?:(?:Loading|Capturing|Compiling|Downloading|Fetching|Processed|Rendering)[\w ().,=/-]{0,80}:)?\s*\d{1,3}%"
+    r"(?:\s*(?:(?:Loading|Capturing|Compiling|Downloading|Fetching|Processed|Rendering)[\w ().,=/-]{0,80}:\s*)?\d{1,3}%"
     r"(?:\|[^|A-Za-z\n]{0,200}\|| Completed \|)[\d.?kMGTB/ ]{1,40}\[[\d:?<, .]{1,40}[\w/?.]{0,20}\]\s*)+"
 )
 _ACCESS = re.compile(r'(INFO: {5}\S{1,80} - "[A-Z]{3,8} /[^\s?"]{0,200})(\?[^\s"]*)?( HTTP/[\d.]{1,3}" \d{3}[ \w]{0,40})\s*')
@@ -67,6 +67,7 @@ _SETTINGS = re.compile(r"(?:non-default )?args: |Initializing an? ")  # the oper
 _MARK = NEW_LIFE.decode().strip()
 _INTRODUCES = ("api_server", "api_utils", "utils")  # which print vLLM's name and release when a process begins
 _INTRODUCTION = re.compile(r"[█▀▄] {1,4}version |vLLM (?:API )?server version ")
+MOST_BARS = 100
 _JSON_TIMES = ("time", "timestamp", "asctime", "ts")
 _UP = re.compile(r"Application startup complete|Uvicorn running|Started server process|\] (?:Received|Added) request| HTTP/1")
 
@@ -108,7 +109,7 @@ def safe_lines(lines: Iterable[str], begun: str = "") -> Iterator[str]:
 
 def _shown(text: str, file: str, begun: str, *, is_frame: bool, is_after: bool) -> tuple[str | None, bool]:
     """What may be shown of one line, None for nothing; and whether the next lines may be the rest of an exception's message."""
-    if _STRUCTURE.fullmatch(text) or _FRAME.fullmatch(text) or _CARET.fullmatch(text) or text == _MARK:
+    if _STRUCTURE.fullmatch(text.strip()) or _FRAME.fullmatch(text) or _CARET.fullmatch(text) or text == _MARK:
         return text, False
     if is_frame and text.startswith("    "):
         return _plain(text), False  # the line of source that the frame names
@@ -130,7 +131,11 @@ def _shown(text: str, file: str, begun: str, *, is_frame: bool, is_after: bool) 
     if _SYSTEM.match(text) or _BANNER.match(text):
         return _plain(text), False
     if (bar := _PROGRESS.match(text)) is not None:
-        rest = next(safe_lines([text[bar.end() :]], begun), "").rstrip("\n") if bar.end() < len(text) else ""
+        rest = text[bar.end() :]
+        if rest and rest.count("%") < MOST_BARS:  # a bar behind another's head would be looked at in turn
+            rest = next(safe_lines([rest], begun), "").rstrip("\n")
+        elif rest:
+            rest = HIDDEN
         return bar[0] + rest, False
     return None, False
 
