@@ -108,6 +108,11 @@ def test_what_is_there_stays_and_is_said(tmp_path: Path) -> None:
     probe = "args: [a/b]\n          readinessProbe: {httpGet: {path: /health, port: 8000}, periodSeconds: 7}"
     patch, _ = patched(deployment(probe), tmp_path, "--force")
     assert container_in(patch)["readinessProbe"] == {"httpGet": {"path": "/plimsoll/ready"}}, "only its path"
+    own = "args: [a/b]\n          volumeMounts: [{name: a, mountPath: /run/plimsoll}]"
+    own += "\n          env: [{name: PLIMSOLL_TOKEN_FILE, value: /run/plimsoll/own}]"
+    patch, said = patched(deployment(own), tmp_path, "--force")
+    assert "left alone: the gate's token: it has one" in said
+    assert [each["mountPath"] for each in container_in(patch)["volumeMounts"]] == ["/plimsoll"]
 
 
 def test_what_is_not_known_of_a_pod_is_left_alone(tmp_path: Path) -> None:
@@ -174,6 +179,7 @@ def test_a_secret_in_the_command_is_not_repeated(tmp_path: Path, capsys: pytest.
     (deployment("command: [sh, -c, 'export PYTHONPATH=/mine; vllm serve a/b']"), 1, "its script sets PYTHONPATH"),
     (deployment("command: [python3, -m, vllm.entrypoints.api_server, --model, a/b]"), 1, "the demonstration server"),
     (deployment("args: [a/b]\n          volumeMounts: [{name: a, mountPath: /plimsoll/}]"), 1, "is mounted at /plimsoll"),
+    (deployment("args: [a/b]\n          volumeMounts: [{name: a, mountPath: /run/plimsoll}]"), 1, "mounted at /run/plimsoll"),
     (deployment("args: [a/b]", pod="initContainers: [{name: plimsoll-inside, image: x}]"), 1, "it has plimsoll.inside already"),
     (deployment("args: [a/b]").replace("- name: vllm\n          image", "- image"), 1, "it has no name"),
     ("services: {a: {image: 'vllm/vllm-openai', command: [a/b]}}\n", 2, "no object of Kubernetes"),

@@ -35,6 +35,7 @@ MERGED_BY = {"containers": "name", "initContainers": "name", "volumes": "name", 
 DEPLOYMENT_MODE = "serving.kserve.io/deploymentMode"
 INSIDE = "plimsoll-inside"  # the init container, and the volume that it fills
 MOUNT, TOKENS = "/plimsoll", "/run/plimsoll"
+TOKEN_VARIABLES = {"PLIMSOLL_TOKEN", "PLIMSOLL_TOKEN_FILE"}
 START_S = 1800  # the weights are not known here: half an hour, after which a start that hangs is ended
 _HEALTH_PATHS = ("/health", "/v1/models", "/ping", "/")
 _SERVE = re.compile(r"(?:\bvllm\s+serve|-m\s*vllm\.entrypoints\.openai\.api_server)(?=\s|$)")
@@ -144,10 +145,11 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
         # Every worker imports the probe, and those in other pods would find none.
         added, changed = tuple(word for at, word in enumerate(added) if PROBE_FLAG not in (word, added[at - 1])), ()
         patch.left.append(f"{PROBE_FLAG}: workers in other pods have no wheel")
-    mounts = [str(each.get("mountPath")).rstrip("/") for each in tables(start.body.get("volumeMounts"))]
-    if taken := [path for path in mounts if path in (MOUNT, TOKENS)]:
-        return patch.refused(f"something else is mounted at {taken[0]}")
     variables = _variables(start.body)
+    ours = (MOUNT,) if TOKEN_VARIABLES & variables.keys() else (MOUNT, TOKENS)
+    mounts = [str(each.get("mountPath")).rstrip("/") for each in tables(start.body.get("volumeMounts"))]
+    if taken := [path for path in mounts if path in ours]:
+        return patch.refused(f"something else is mounted at {taken[0]}")
     if "PYTHONPATH" in variables and variables["PYTHONPATH"] is None:
         return patch.refused(f"PYTHONPATH comes from another object; put {INSIDE_WHEEL} in front of it there")
     own_paths = [path for word in _words(start.body) for path in _OWN_PATH.findall(word)]
@@ -266,7 +268,7 @@ def _add_wheel(patch: ContainerPatch, image: str, variables: dict[str, str | Non
     patch.pod["volumes"] = [{"name": INSIDE, "emptyDir": {}}]
     patch.body["volumeMounts"] = [{"name": INSIDE, "mountPath": MOUNT, "readOnly": True}]
     patch.added.append("an init container that copies the wheel")
-    if "PLIMSOLL_TOKEN" in variables or "PLIMSOLL_TOKEN_FILE" in variables:
+    if TOKEN_VARIABLES & variables.keys():
         patch.left.append("the gate's token: it has one")
         return
     items = [{"key": "gate.token", "path": "gate.token"}]
