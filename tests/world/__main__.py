@@ -15,15 +15,9 @@ import time
 from collections.abc import Iterator
 
 from tests.world.bugs import BUGS, first_noticed
-from tests.world.world import Story, play, quick_folder
+from tests.world.world import Story, play, play_some
 
 CHUNK = 50
-
-
-def play_some(seeds: range) -> list[tuple[int, str]]:
-    """The seeds that end in a violation, with their stories."""
-    with quick_folder() as folder:
-        return [(seed, str(story)) for seed in seeds if (story := play(seed, folder)).wrong]
 
 
 def many(first: int, count: int, cores: int) -> int:

@@ -236,3 +236,12 @@ def test_a_restart_from_a_later_clock_is_told_and_spends_no_later_budget() -> No
     story = story_of(Setting(busy=0.0, act=act), *faults, until_s=800.0)
     assert story.count("e0: restart completed") == 2
     assert "the clock of this machine is 370.4 days behind guard's journal" in story
+
+
+@pytest.mark.real
+def test_many_seeds_are_played_on_several_cores() -> None:
+    """The command of `make soak` hands seeds to processes of its own and counts them all."""
+    command = [sys.executable, "-m", "tests.world", "0", "--count", "60", "--cores", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("60 seeds from 0, 0 violations")
