@@ -102,7 +102,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns one JSON object. Raises BadAsk for a name that comes twice: nobody knows which value is meant."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise BadAsk("a field stands there twice")
+        raise BadAsk("a field appears twice")
     return fields
 
 

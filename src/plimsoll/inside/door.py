@@ -128,7 +128,7 @@ def read_certificate(path: str) -> CertificateTable:
     rows = content["kinds"]
     kinds = tuple(RequestKind(**{name: row[name] for name in KIND}, is_open=row.get("smallest", 1) is not None) for row in rows)
     if len({kind.kind for kind in kinds}) != len(kinds):
-        raise BadTable(f"{path}: a kind stands in it twice")
+        raise BadTable(f"{path}: a kind appears twice")
     return CertificateTable(content["vllm"], content["model"], float(content["spare_bytes"]), content["assumes"], kinds)
 
 

@@ -42,7 +42,7 @@ class FaultCounts:
         while trace is not None:
             at = f" at {trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}"
             trace = trace.tb_next
-        self.say(where, f"{where} failed ({type(error).__name__}{at}); it stands aside and the server goes on")
+        self.say(where, f"{where} failed ({type(error).__name__}{at}); this part is skipped and the server goes on")
 
     def say(self, where: str, message: str) -> None:
         """Counts a fault that is no exception; logs the first of each place."""

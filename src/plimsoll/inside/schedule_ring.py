@@ -170,8 +170,11 @@ class ScheduleRings:
         """Opens new rings in the folder; a ring stays open when its engine core has died."""
         if self._folder is None:
             return
+        names: set[str] = set()
         with FAULTS.noting("opening an engine core's ring"):
-            for name in {name for name in os.listdir(self._folder) if name.startswith("ring-")} - self._rings.keys():  # noqa: PTH208
+            names = {name for name in os.listdir(self._folder) if name.startswith("ring-")}  # noqa: PTH208
+        for name in names - self._rings.keys():
+            with FAULTS.noting("opening an engine core's ring"):
                 _, pid, started = name.split("-")
                 if is_same_process(int(pid), int(started)) and self._key in ancestors(int(pid)):
                     self._rings[name] = ScheduleRing(f"{self._folder}/{name}", makes=False)

@@ -179,7 +179,7 @@ class HttpClient:
 
         url, sent = self._target(path), self._headers(body, headers or {})
         if not all(value.isascii() and value.isprintable() for value in sent.values()):
-            return Lost(Loss.NONSENSE, "cannot be asked: the login has letters in it that no header may have")
+            return Lost(Loss.NONSENSE, "cannot be called: the login has characters that no header may have")
         home, progress = urlsplit(url), _Progress()
         try:
             async with asyncio.timeout(deadline_s), self._connected() as session:

@@ -167,7 +167,7 @@ def unpacked(source: str, raw: BinaryIO | io.RawIOBase, *, whole: bool = False, 
             raise BadInput(f"{source}: a tar archive; unpack it first and name the folder")
         return stream
     if depth == 0:
-        raise BadInput(f"{source}: packed in packed in packed; unpack it first")
+        raise BadInput(f"{source}: compressed too many times over; unpack it first")
     inside = _Unpacking(source, stream, is_gzip=start.startswith(_GZIP), whole=whole)
     return unpacked(source, inside, whole=whole, depth=depth - 1)
 

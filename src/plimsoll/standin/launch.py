@@ -190,7 +190,7 @@ def _launch(options: StandinCommandOptions) -> tuple[Launch, str]:
     if options.verbatim is not None or (len(options.rest) == 1 and (" " in options.rest[0] or _is_file(options.rest[0]))):
         launches = launches_named(options, "standin")
         if len(launches) > 1:
-            raise BadInput(f"{len(launches)} vLLM starts are in there; give the one that is meant as a command")
+            raise BadInput(f"{len(launches)} vLLM starts found; give the one you mean as a command")
         return launches[0]
     launch = find_launch(options.rest, (), "command line")
     return launch or Launch("command line", EntryPoint.SERVE, options.rest), ""

@@ -180,7 +180,7 @@ def find_rule(
             ScalingRule(metric, target, fewest, most)
             for metric, targets in TARGETS.items()
             for target in targets
-            if target <= job.settings.max_num_seqs
+            if metric == WAITING or target <= job.settings.max_num_seqs
         ]
         kept = [trial for rule in rules if (trial := tried(rule)).share >= keep]
         if not kept:
