@@ -285,6 +285,14 @@ RUN = str(TRAFFIC / "tight.requests.jsonl.gz")
 ENGINE = "--num-blocks 2048 --async-scheduling"
 
 
+def test_engines_that_wait_for_each_other_are_replayed_so_or_it_is_said() -> None:
+    """A mixture's data-parallel engines step together; where another number is replayed, a note says which way that errs."""
+    command = "--gpu H100 -- vllm serve Qwen/Qwen3-30B-A3B-Instruct-2507 --data-parallel-size 2"
+    for replicas, is_said in (("", False), ("--replicas 4", True)):
+        notes = replay(f"{replicas} {command}", trace=SMALL)["notes"]
+        assert any("wait for each other" in note for note in notes) is is_said
+
+
 def test_what_was_learnt_is_kept_and_used_again(tmp_path: Path) -> None:
     """The same options give the same run; others are replayed with the same times, also with a larger budget."""
     kept, series = tmp_path / "times.json", TRAFFIC / "tight.series.csv.gz"

@@ -22,7 +22,7 @@ from plimsoll.render import plan as report
 from plimsoll.render.terminal import bar, write_file
 from plimsoll.simulate.compiled import HAS_NUMBA
 from plimsoll.simulate.fit import fit, fit_histograms
-from plimsoll.simulate.options import STEP_FIELDS, ReplayOptions, StepOptions, TrafficOptions
+from plimsoll.simulate.options import STEP_FIELDS, FleetOptions, ReplayOptions, StepOptions, TrafficOptions
 from plimsoll.simulate.settings import (
     REPLAYED_ALL_THE_SAME,
     CacheGroup,
@@ -299,10 +299,21 @@ def read_inputs(options: ReplayOptions) -> Inputs:
     said = plan.get("settings") if plan is not None else None
     engines = data_parallel_engines(said) if isinstance(said, dict) else 1
     is_lockstep = engines > 1 and _mixture(plan) is not None
+    replayed = options.replicas or engines if isinstance(options, FleetOptions) else 1
+    if is_lockstep and replayed != engines:
+        notes = (*notes, lockstep_note(engines))
     return Inputs(
         trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *times.notes), times.is_poor, engines,
         is_lockstep, times.band,
     )  # fmt: skip
+
+
+def lockstep_note(engines: int) -> str:
+    """Says what a replay of another number of engines than the command's leaves out."""
+    return (
+        f"the {engines} data-parallel engines of a mixture of experts wait for each other in every step; here no engine waits, "
+        "and steps are shorter than they will be"
+    )
 
 
 def data_parallel_engines(said: Mapping[str, object]) -> int:

@@ -20,6 +20,7 @@ from plimsoll.simulate.inputs import (
     WITHOUT_NUMBA,
     check_options,
     data_parallel_engines,
+    lockstep_note,
     read_times,
     read_traffic,
     settings_of_plan,
@@ -100,6 +101,7 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None, 
     times = read_times(options, plan, settings, traffic.trace, planned)
     if (engines := data_parallel_engines(plan["settings"])) > 1:
         notes = (*notes, f"one of the {engines} data-parallel engines is replayed, with all of the traffic")
+        notes = (*notes, lockstep_note(engines)) if ready.model.shape.moe is not None else notes
     encoder = (NO_ENCODER,) if ready.model.shape.towers else ()
     notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes, *encoder)
     step_time = times.step_time if times.fitted is not None else None
