@@ -11,13 +11,13 @@ from plimsoll.guard.judge.tracker import Grade
 
 
 class ApprovalState(StrEnum):
-    """What became of a question; the value is the step of its journal entry."""
+    """State of an approval request; the value is the step of its journal entry."""
 
     ASKED = "asked"
     APPROVED = "approved"
     DENIED = "denied"
     EXPIRED = "expired"
-    WITHDRAWN = "withdrawn"  # what it was about is over
+    WITHDRAWN = "withdrawn"  # its condition is over
     USED = "used"  # its action has begun
 
 
@@ -40,7 +40,7 @@ class Approval:
 
 
 def read_approvals(entries: Iterable[Entry]) -> dict[str, Approval]:
-    """Every question by its id, the newest last; an entry that cannot be understood is left out."""
+    """Returns every approval request by its id, the newest last; leaves out entries that it cannot read."""
     found: dict[str, Approval] = {}
     for entry in entries:
         known, fields = found.get(entry.action), entry.fields
@@ -68,5 +68,5 @@ def read_approvals(entries: Iterable[Entry]) -> dict[str, Approval]:
 
 
 def last_of(approvals: Iterable[Approval], engine: str, grade: Grade) -> Approval | None:
-    """The newest question about this action on this engine."""
+    """Returns the newest approval request for this action on this engine."""
     return next((one for one in reversed(list(approvals)) if one.engine == engine and one.grade is grade), None)

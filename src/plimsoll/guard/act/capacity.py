@@ -1,4 +1,4 @@
-"""Whether the others can carry the load of one that leaves. Where that is not known, they cannot."""
+"""Decides whether the other engines can carry the load of one that leaves; where that is unknown, they cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll.unknown import Unknown
 
 
 class EngineLoad(NamedTuple):
-    """What one engine carries now."""
+    """Current load of one engine."""
 
     engine: str
     kv_usage: float | None
@@ -21,7 +21,7 @@ class EngineLoad(NamedTuple):
 
 
 def load_of(engine: str, look: Look | None, *, is_well: bool, model: str | None = None) -> EngineLoad:
-    """From its last look; `model` is known longer than that."""
+    """Returns an engine's load by its last look; `model` may be known from an earlier one."""
     figures: Mapping[str, float] = look.figures if look is not None and look.reach is Reach.ANSWERS else {}
     return EngineLoad(
         engine, figures.get("kv_cache_usage"), figures.get("running"), figures.get("waiting"),
@@ -30,9 +30,9 @@ def load_of(engine: str, look: Look | None, *, is_well: bool, model: str | None 
 
 
 def without(leaving: EngineLoad, others: Sequence[EngineLoad], most_full: float) -> str | Unknown:
-    """Why the others could not carry it; "" if they can; Unknown where figures are missing.
+    """Returns why the others cannot carry its load; "" if they can; Unknown where figures are missing.
 
-    Only who is known to serve the same model can. And all must be well: what one of them does not take goes to the rest.
+    Only engines that are known to serve the same model can. All must be healthy: what one does not take goes to the rest.
     """
     if not others:
         return "no other engine of its group can carry its load"

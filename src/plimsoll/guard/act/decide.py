@@ -74,7 +74,7 @@ class FailedRestarts(NamedTuple):
 
 
 class EngineStatus(NamedTuple):
-    """What is known of one engine, as far as acting is concerned."""
+    """Everything about one engine that decides whether guard acts on it."""
 
     name: str
     conditions: Mapping[str, Condition]
@@ -101,7 +101,7 @@ class EngineStatus(NamedTuple):
 
 
 class Switches(NamedTuple):
-    """What people have switched off; it survives guard's own restart."""
+    """Actions that people have switched off; kept across guard's own restarts."""
 
     is_paused: bool = False
     paused: frozenset[str] = frozenset()  # engines
@@ -122,7 +122,7 @@ class FleetView(NamedTuple):
 
 
 class ActionPlan(NamedTuple):
-    """What is to be done, and why."""
+    """An action to take on one engine, with its steps and the reason."""
 
     engine: str
     grade: Grade
@@ -134,7 +134,7 @@ class ActionPlan(NamedTuple):
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is about an engine that serves nobody: it takes no capacity away, and runs beside other actions."""
+        """True if the engine serves nobody: the action takes no capacity away, and runs beside other actions."""
         return self.grade is Grade.RESTART and Step.LEAVE in self.steps
 
     def __str__(self) -> str:
@@ -166,14 +166,14 @@ Decision = ActionPlan | BlockedAction
 
 
 def decide(view: FleetView, policy: ActPolicy) -> list[Decision]:
-    """One decision for every engine of which something holds that could lead to an action; the most harmed first.
+    """Returns one decision for every engine with an active condition that can lead to an action; the most harmed first.
 
-    Engines that serve nobody are all planned for. At most one plan takes capacity away, and only where no other is made.
+    Every engine that serves nobody may get a plan. At most one plan takes capacity away, and only if it is the only plan.
     """
     decisions: list[Decision] = []
     engines = {engine.name: engine for engine in view.engines}
     for engine in view.engines:
-        # Of several conditions the one that calls for the most disruptive action.
+        # The condition that calls for the most disruptive action decides.
         held = [kind for kind, condition in engine.conditions.items() if kind in GRADES and is_active(condition)]
         if held:
             kind = min(held, key=lambda one: (ORDER.index(GRADES[one]), one not in BROKEN_KINDS))
@@ -199,22 +199,22 @@ def decide(view: FleetView, policy: ActPolicy) -> list[Decision]:
 
 
 def consider(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str, why: str) -> Decision:
-    """A plan for this action, or the first reason that blocks it."""
+    """Returns a plan for this action, or the first reason that blocks it."""
     if (first := next(_against(view, policy, engine, grade, kind), None)) is not None:
         return BlockedAction(engine.name, grade, kind, *first)
-    # Whoever asks for it has approved it. The only replica of an owner is never evicted without a person.
+    # A person's request is its own approval. The only replica of an owner is never evicted without a person.
     is_only = grade is Grade.RESTART and engine.replicas is not None and engine.replicas <= 1
     needs_approval = kind != ASKED and (is_only or grade in policy.approve)
     return ActionPlan(engine.name, grade, kind, why, steps_of(grade, is_broken=serves_nobody(engine, kind)), needs_approval)
 
 
 def is_active(condition: Condition) -> bool:
-    """Whether the last look shows it, too: nothing is done about what is about to be over."""
+    """True if the condition is true and the last look still shows it: guard does not act on one that is ending."""
     return condition.is_true and not condition.is_ending
 
 
 def serves_nobody(engine: EngineStatus, kind: str) -> bool:
-    """Whether it is about an engine that serves nobody; what a person asks for is not: then its conditions say it."""
+    """True if the condition means that the engine serves nobody; for a person's request, its other conditions decide."""
     if kind in BROKEN_KINDS:
         return True
     return (
@@ -225,7 +225,7 @@ def serves_nobody(engine: EngineStatus, kind: str) -> bool:
 
 
 def _against(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str) -> Iterator[tuple[str, str]]:
-    """Every rule that blocks the action, in turn: its reason and its message."""
+    """Yields the reason and the message of every rule that blocks the action, in order."""
     switches, is_broken = view.switches, serves_nobody(engine, kind)
     if switches.is_paused:
         yield "Paused", f"guard is paused: {switches.why}" if switches.why else "guard is paused (guardctl resume)"
@@ -261,10 +261,10 @@ def _against_restart(
     others = group_peers(engine, view.engines)
     if not engine.has_restarter:
         yield "NoRestarter", "no restarter is configured for it"
-    # Not readable is the usual case (another host); held and not readable now is not the same.
+    # An unreadable card is usual (another host); one that was readable until now is not.
     if (card := engine.conditions.get("card")) is not None and card.status is Status.TRUE:
         yield "SickCard", f"its card is sick: {card.message}"
-    # Who asks for a start has been told of those before it, and knows what he has mended since.
+    # A person who asks for a start knows of the earlier ones, and what has been mended since.
     if (loop := engine.conditions.get("loop")) is not None and loop.is_true and kind != ASKED:
         yield "CrashLoop", f"it does not stay up: {loop.message}; another start would not help"
     if engine.last_end is not None and engine.last_end.end == "held":
@@ -282,7 +282,7 @@ def _against_restart(
         yield "Rollout", f"a rollout is under way: {fresh[0]} has just been changed"
     if not is_broken:
         yield from _against_leaving(policy, engine, others)
-    elif kind != ASKED:  # whoever asks for it answers for it; the stop looks once more
+    elif kind != ASKED:  # a person answers for their own request; the stop looks once more
         if view.cut_off and not engine.has_local_proof:
             yield "CutOff", view.cut_off
         if engine.unproved:
@@ -292,7 +292,7 @@ def _against_restart(
 
 
 def _against_leaving(policy: ActPolicy, engine: EngineStatus, others: Sequence[EngineStatus]) -> Iterator[tuple[str, str]]:
-    """Why its group cannot do without it. One that serves nobody is not asked: it is away itself, and carries nothing."""
+    """Yields why its group cannot do without it. Not called for an engine that serves nobody: it carries nothing."""
     if engine.replicas is not None and engine.replicas <= 1:
         why = "its owner has one replica, and it serves: an eviction leaves none"
         yield "OneReplica", f"{why} (kubectl rollout restart starts a new one first)"
@@ -311,7 +311,7 @@ def _against_leaving(policy: ActPolicy, engine: EngineStatus, others: Sequence[E
 
 
 def group_peers(engine: EngineStatus, engines: Sequence[EngineStatus]) -> list[EngineStatus]:
-    """The others of its group. One that is known to serve another model is none of them, whatever the configuration says."""
+    """Returns the other engines of its group, less those known to serve another model, whatever the configuration says."""
     mine = engine.load.model
     return [
         one for one in engines
@@ -321,14 +321,14 @@ def group_peers(engine: EngineStatus, engines: Sequence[EngineStatus]) -> list[E
 
 
 def reason_of(kind: str) -> str:
-    """What a restart is to mend: that an engine does not work is one reason, however it shows."""
+    """Returns the reason for a restart; every condition of a broken engine is the same reason."""
     return "broken" if kind in BROKEN_KINDS or kind == START else kind
 
 
 def _same_failure(view: FleetView, engine: EngineStatus, others: Sequence[EngineStatus]) -> str:
-    """Why it is not started: another of its group died the same way minutes ago, and perhaps of the same request.
+    """Returns why it is not started: another of its group died the same way minutes ago, perhaps of the same request.
 
-    Where it is known of both which requests they had begun, one of the same shape must be among them.
+    Where the requests that both had begun are known, the two must have one shape in common.
     """
     names, mine = {peer.name for peer in others}, _shapes(engine.requests)
     for restart in view.restarts:
@@ -354,31 +354,31 @@ def _shapes(requests: str) -> frozenset[str]:
 
 # Checks of an engine that was just started.
 HEALTHY = 200
-CLOCK_S = 5.0  # by so much the beginning of one and the same process may seem to move, when the wall clock is set
-LOWER = 0.95  # of what the last start had, below which it is worth a word
+CLOCK_S = 5.0  # how far the start of one process may seem to move when the wall clock is set
+LOWER = 0.95  # share of the last start's tokens below which the result mentions it
 
 
 def is_ready(look: Look | None) -> bool:
-    """It answers its page and its health, and its gate, where it has one, would let a balancer send."""
+    """True if its page and /health answer, and its gate, where it has one, reports ready or draining."""
     if look is None or look.reach is not Reach.ANSWERS or look.health != HEALTHY:
         return False
-    # The gate of a guard's own drain says "draining": that is ours to end, and no want of readiness.
+    # During guard's own drain the gate says "draining"; guard ends that itself, so the engine counts as ready.
     return look.gate is None or look.gate.ready or look.gate.reason == "draining"
 
 
 def kv_tokens(look: Look | None) -> float | None:
-    """How many tokens its KV cache holds, as it says itself."""
+    """Returns the tokens its KV cache holds, as the engine reports it; None where it does not."""
     return None if look is None else cache_tokens(look.config)
 
 
 def was_restarted(look: Look | None, before: object) -> bool:
-    """Whether it began later than it says it had before; False where either is not known."""
+    """True if its process started later than `before` (seconds since 1970); False where either is unknown."""
     began = None if look is None else look.started_unix_s
     return began is not None and isinstance(before, int | float) and began > before + CLOCK_S
 
 
 def enough_cache(look: Look | None, context: float | None, before: object) -> Outcome:
-    """Held back only where the longest request that it lets in does not fit; less than at the last start is told."""
+    """Fails only if the longest request that it admits does not fit; mentions a cache smaller than at the last start."""
     tokens = kv_tokens(look)
     if tokens is None:
         return done("it does not report its KV cache size: not compared")
@@ -390,8 +390,8 @@ def enough_cache(look: Look | None, context: float | None, before: object) -> Ou
 
 
 def troubles(kind: str, conditions: Mapping[str, Condition]) -> dict[str, str]:
-    """The conditions that speak against a restart and hold, with their messages: its own, and those that lead to one."""
-    # That it was started often is no news to whoever asked for one more start.
+    """Returns the true conditions, with messages, by which a restart has not helped: its own, and those that call for one."""
+    # A person who asked for one more start knows that there were many.
     names = dict.fromkeys((kind, *PROBATION_KINDS, *(() if kind == ASKED else ("loop",))))
     known = (*GRADES, *PROBATION_KINDS, "loop")
     return {one: conditions[one].message for one in names if one in known and one in conditions and conditions[one].is_true}

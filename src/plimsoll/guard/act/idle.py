@@ -1,10 +1,10 @@
-"""Whether an engine is idle, so that stopping it harms nobody: two samples, a while apart, in which nobody can find any work.
+"""Decides whether an engine is idle, so that stopping it harms nobody: two samples, a while apart, that show no work.
 
-Idle is the gate's word and the engine's: nothing in flight at the gate, nothing in the background, nothing that the gate
-has with the engine; and nothing running or waiting on the engine's page, of any rank. All of it twice, with the engine
-answering. Between the two no request was let in and no step was made. One missing figure is "not known".
+Gate and engine must agree: at the gate nothing in flight, nothing in the background and no request with the engine; on the
+engine's page nothing running or waiting in any rank; the engine answers. All of it twice, with no request let in and no step
+made between the two. One missing figure makes the result unknown.
 
-It holds for the moment of the later sample. Only a gate that refuses new work keeps it so: who stops an engine has that first.
+It holds at the moment of the later sample. Only a gate that refuses new work keeps it so: refuse new work, then stop.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import NamedTuple
 from plimsoll.guard.judge.look import Look, Reach
 
 APART_S = 2.0  # the gate looks for work in the background once a second, and vLLM's page follows its steps
-STALE_S = 15.0  # a sample so much older than the other is of another time
+STALE_S = 15.0  # a sample that is older than the other by more than this is not compared with it
 HEALTHY = 200
 
 Fact = str | int | float | bool
 
 
 class IdleSample(NamedTuple):
-    """One look at the engine, and the facts of the gate's `state()` of that time, None if it said nothing.
+    """One look at the engine, and the facts of the gate's `state()` at that time; None if the gate did not answer.
 
-    The look's own words of the gate are not asked: they know nothing of the background, and leave out guard's canary requests.
+    The look's own gate state is not used: it lacks the background work, and leaves out guard's canary requests.
     """
 
     look: Look
@@ -32,7 +32,7 @@ class IdleSample(NamedTuple):
 
 
 class Idleness(NamedTuple):
-    """Of one engine at one moment; None is not known, and is never a reason to stop it."""
+    """Verdict on one engine at one moment; `is_idle` None means unknown, and is never a reason to stop it."""
 
     is_idle: bool | None
     message: str
@@ -42,7 +42,7 @@ class Idleness(NamedTuple):
 
 
 def idleness(samples: Sequence[IdleSample], apart_s: float = APART_S, stale_s: float = STALE_S) -> Idleness:
-    """By the last sample and by an earlier one that is old enough to be a second witness; work seen in the last one is work."""
+    """Returns the verdict by the last sample and one at least `apart_s` earlier; work in the last one alone means not idle."""
     if not samples:
         return Idleness(None, "no look yet")
     last = samples[-1]
@@ -68,7 +68,7 @@ def idleness(samples: Sequence[IdleSample], apart_s: float = APART_S, stale_s: f
 
 
 def _in_sample(sample: IdleSample) -> Idleness:
-    """What one sample shows; work that is seen anywhere outweighs what is missing elsewhere."""
+    """Returns the verdict of one sample; work seen anywhere outweighs a figure missing elsewhere."""
     look, gate = sample.look, sample.gate or {}
     counts: list[tuple[str, object]] = [
         ("in flight at the gate", gate.get("in_flight")),
@@ -91,7 +91,7 @@ def _in_sample(sample: IdleSample) -> Idleness:
     missing = [name for name, value in read if value is None]
     if missing:
         return Idleness(None, f"not known: how many are {missing[0]}")
-    # The gate's own verdict also waits until it has looked for what a request that ended left in the background.
+    # The gate's own verdict also waits until it has looked for background work that an ended request left behind.
     idle, is_dead, is_wedged = (gate.get(name) for name in ("idle", "is_dead", "is_wedged"))
     if is_dead is not False or is_wedged is not False:
         how = "dead" if is_dead is True else "stuck" if is_wedged is True else "perhaps dead or stuck"
@@ -102,7 +102,7 @@ def _in_sample(sample: IdleSample) -> Idleness:
 
 
 def _between(earlier: IdleSample, later: IdleSample) -> Idleness:
-    """Whether nothing came, nothing stepped and nobody else took its place between the two."""
+    """Returns a verdict that is idle if no request came, no step ran and no process was replaced between the two samples."""
     before, after = earlier.gate or {}, later.gate or {}
     same: dict[str, tuple[Fact | None, Fact | None]] = {
         name: (before.get(fact), after.get(fact))

@@ -11,7 +11,7 @@ from plimsoll.redaction import REDACTED, hide_user_text, printable, redact, reda
 
 FIELDS_MAX = 32 << 10
 TEXT_MAX = 4_000  # letters of one text
-SEARCHED = 64 << 10  # letters that are looked through for secrets before a text is cut, so that none is cut in two
+SEARCHED = 64 << 10  # letters that are searched for secrets before a text is cut, so that no secret is cut in two
 NAME_MAX = 500  # of an engine, an action, a step, a kind
 DEEPEST = 6
 ITEMS_MAX = 200
@@ -23,14 +23,14 @@ INTENT = "intent"  # written before a step is done
 OUTCOME = "outcome"  # and after
 CLOSED = "closed"  # the action is over
 RESTART = "restart"  # an engine was restarted, by guard or by somebody else: budgets count these
-SWITCH = "switch"  # `step` names it, `engine` the engine it is of (empty: all); the last one holds
+SWITCH = "switch"  # `step` names it, `engine` is its engine (empty: all); the last one counts
 NOTE = "note"
 APPROVAL = "approval"  # a person is asked for approval, or has answered: `step` says which, `action` is its id
-SEEN = "seen"  # which process of an engine answers, by its start; the last one holds
+SEEN = "seen"  # which process of an engine answers, by its start; the last one counts
 
 
 class Entry(NamedTuple):
-    """What is written at once. `engine`, `action` and `step` are empty where the entry is of none."""
+    """One row of the journal. `engine`, `action` and `step` are empty where the entry concerns none."""
 
     number: int  # rises from entry to entry
     at: float  # seconds since 1970
@@ -42,12 +42,12 @@ class Entry(NamedTuple):
 
 
 def cleaned(entry: Entry) -> Entry:
-    """The entry without secrets and users' texts, and of bounded size."""
+    """Returns the entry without secrets and users' texts, and of bounded size."""
     shown = _clean("", dict(entry.fields), DEEPEST)
     text = json.dumps(shown)
     if len(text) > FIELDS_MAX:
         shown, text = {"left_out": f"{len(text):,} bytes: too large"}, "{}"
-    hidden = redact(text)  # once more as a text: some secrets are known by their neighbours only
+    hidden = redact(text)  # once more as a text: some secrets are recognised only by the words around them
     if hidden != text:
         try:
             shown = json.loads(hidden)
@@ -89,10 +89,10 @@ ENTRIES_PER_ACTION = 1_000  # the first, and the newest of the rest
 
 
 def needed(entries: Iterable[Entry], now: float) -> list[Entry]:
-    """The entries still needed at this time, in order.
+    """Returns the entries still needed at this time, in order.
 
-    Open actions, what budgets count, how the restarts ended that decide about the next, the last of each switch (on and off:
-    what an off ended is not undone by a later on), and which process of each engine answered last.
+    Open actions, restarts that budgets count, ends of restarts that decide about the next, the last of each switch (on and off:
+    a later on does not undo what an off ended), and which process of each engine answered last.
     """
     by_action: dict[str, list[Entry]] = {}
     counted: list[Entry] = []

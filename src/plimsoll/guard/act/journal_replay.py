@@ -15,14 +15,14 @@ from plimsoll.guard.judge.tracker import Grade
 
 
 class EngineProcess(NamedTuple):
-    """Which process of an engine answers; None where that is not known."""
+    """Identity of the engine process that answers; a field is None where it is unknown."""
 
     started: float | None = None  # as its page says
-    restarts: int | None = None  # how often whoever runs it has started it again
+    restarts: int | None = None  # how often its supervisor has started it again
 
 
 class KnownProcess(NamedTuple):
-    """The same as the journal has it, and what came after."""
+    """The last process of an engine in the journal, and guard's restarts after it."""
 
     seen: EngineProcess | None = None  # None: it was never seen
     own: int = 0  # restarts of our own since
@@ -30,16 +30,16 @@ class KnownProcess(NamedTuple):
 
 
 class ProcessChange(NamedTuple):
-    """What is new."""
+    """Difference between the process in the journal and the one that answers now."""
 
-    times: int  # restarts of somebody else
+    times: int  # restarts that guard did not make
     seen: EngineProcess
     is_awaited: bool
     is_new: bool  # whether there is anything to write down
 
 
 def foreign_restarts(known: KnownProcess, now: EngineProcess, lives: int) -> ProcessChange:
-    """Counts restarts that guard did not make. `lives`: how often another process was seen to answer since then.
+    """Counts restarts that guard did not make. `lives`: how many new processes have answered since then.
 
     Neither source tells all: the page misses a process that ended before it answered, and the count of systemd or a cluster
     knows only what that restarted itself.
@@ -49,7 +49,7 @@ def foreign_restarts(known: KnownProcess, now: EngineProcess, lives: int) -> Pro
     answered = max(lives, int(is_another))
     # One of them may be the process that we started, or that was counted before it answered.
     theirs = max(0, answered - max(known.own, int(known.is_awaited)))
-    # A count that fell was begun anew: it says nothing of what was before.
+    # A count that fell was reset: it says nothing about the time before.
     counted = 0 if before.restarts is None or now.restarts is None else max(0, now.restarts - before.restarts)
     started = before.started if now.started is None else now.started
     seen = EngineProcess(started, before.restarts if now.restarts is None else now.restarts)
@@ -63,11 +63,11 @@ PAUSE, RUNGS = "pause", "rung-"
 DRAIN, UNDRAIN = "drain", "undrain"
 """In place of a condition: an engine that a person takes out, and one that was held and is put back."""
 MOST_TIMES = 1_000  # restarts that one entry may stand for
-FUTURE_S = 60.0  # by so much two clocks may differ
+FUTURE_S = 60.0  # how far two clocks may differ
 
 
 def read_switches(entries: Iterable[Entry]) -> Switches:
-    """What people have switched off, and not on again."""
+    """Returns the switches that people have turned off and not on again."""
     last = {(one.engine, one.step): bool(one.fields.get("on")) for one in entries if one.kind == SWITCH}
     off = [key for key, is_on in last.items() if is_on]
     rungs = frozenset(grade for grade in Grade for _, name in off if name == f"{RUNGS}{grade}")
@@ -75,9 +75,9 @@ def read_switches(entries: Iterable[Entry]) -> Switches:
 
 
 def read_restarts(entries: Iterable[Entry], now: float = math.inf) -> list[Restart]:
-    """Everybody's. An action of ours counts once, whoever went on with it, and not at all where nothing was stopped.
+    """Returns all restarts, guard's and others'. Guard's own action counts once, and not at all if it stopped nothing.
 
-    A time in the future was written by a clock that was wrong: such a restart came after the entry before it.
+    A time in the future comes from a wrong clock: such a restart is dated by the entry before it.
     """
     restarts: dict[str, list[Restart]] = {}
     before = -math.inf
@@ -90,7 +90,7 @@ def read_restarts(entries: Iterable[Entry], now: float = math.inf) -> list[Resta
         before = max(before, at)
         if entry.kind == RESTART:
             is_own, failure = bool(entry.fields.get("own", True)), str(entry.fields.get("failure", ""))
-            times = entry.fields.get("times", 1)  # of somebody else's several may be found at once
+            times = entry.fields.get("times", 1)  # several restarts by somebody else may be found at once
             times = min(MOST_TIMES, max(1, times)) if isinstance(times, int) else 1
             restarts[key] = [Restart(at, entry.engine, is_own, failure, str(entry.fields.get("requests", "")))] * times
         elif entry.kind == CLOSED and entry.fields.get("end") == End.UNDONE:
@@ -105,7 +105,7 @@ def read_restarts(entries: Iterable[Entry], now: float = math.inf) -> list[Resta
 
 
 def _heir(entry: Entry) -> str:
-    """The engine that took the place of this entry's, as the end of an action or of a step tells it."""
+    """Returns the engine that took the place of this entry's, by the end of an action or a step."""
     facts = entry.fields.get("facts")
     if entry.kind == CLOSED:
         found = entry.fields.get("replaced_by")
@@ -115,10 +115,10 @@ def _heir(entry: Entry) -> str:
 
 
 def failed_restarts(entries: Iterable[Entry]) -> dict[str, FailedRestarts]:
-    """The engines that restarts did not mend.
+    """Returns the engines that restarts did not mend.
 
-    Only a restart that is done changes it, or somebody who resumes that engine: neither what was taken back, nor a drain by
-    hand, nor the end of a pause of everything says that it is mended.
+    Only a completed restart or a resume of that engine clears one: neither an undone action, nor a manual drain, nor the end
+    of a fleet-wide pause shows that it is mended.
     """
     found: dict[str, FailedRestarts] = {}
     for entry in entries:
@@ -146,13 +146,13 @@ def failed_restarts(entries: Iterable[Entry]) -> dict[str, FailedRestarts]:
 
 
 def last_starts(entries: Iterable[Entry]) -> dict[str, float]:
-    """How long the last start of each engine took that guard made, in seconds."""
+    """Returns how long guard's last start of each engine took, in seconds."""
     found = ((entry.engine, _number(entry.fields.get("start_s"))) for entry in entries if entry.kind == CLOSED)
     return {engine: start_s for engine, start_s in found if start_s is not None}
 
 
 def known_processes(entries: Iterable[Entry]) -> dict[str, KnownProcess]:
-    """What was last known of each engine's processes, and how many restarts of our own came after that."""
+    """Returns the last known process of each engine, with the number of guard's own restarts after it."""
     found: dict[str, KnownProcess] = {}
     own: dict[str, set[str]] = {}
     for entry in entries:
@@ -177,7 +177,7 @@ def _count(value: object) -> int | None:
 
 
 def open_actions(entries: Iterable[Entry]) -> list[ActionRun]:
-    """Every action that was begun and is not over, as the journal tells it; one that cannot be understood is left out."""
+    """Returns every action in the journal that was begun and is not over; leaves out those it cannot read."""
     found: dict[str, ActionRun] = {}
     for entry in entries:
         if entry.kind == OPENED:
@@ -186,7 +186,7 @@ def open_actions(entries: Iterable[Entry]) -> list[ActionRun]:
                 grade, steps = Grade(fields["grade"]), tuple(Step(name) for name in fields["steps"])
             except (KeyError, ValueError, TypeError):
                 continue
-            if steps in COURSES.get(grade, ()):  # those of another version of guard are not ours
+            if steps in COURSES.get(grade, ()):  # another version of guard may have had other steps
                 run = ActionRun(entry.action, entry.engine, grade, str(fields.get("kind", "")), steps, steps[0])
                 found[entry.action] = run._replace(facts=facts) if isinstance(facts, dict) else run
         elif entry.action in found:
@@ -198,7 +198,7 @@ def open_actions(entries: Iterable[Entry]) -> list[ActionRun]:
 
 
 def unknown_actions(entries: Iterable[Entry]) -> list[Entry]:
-    """The beginnings of actions that are not over and that this version of guard cannot read: nobody goes on with them."""
+    """Returns the opening entries of unfinished actions that this version of guard cannot read: nobody goes on with them."""
     rows = list(entries)
     over = {entry.action for entry in rows if entry.kind == CLOSED} | {run.action for run in open_actions(rows)}
     return [entry for entry in rows if entry.kind == OPENED and entry.action not in over]
@@ -206,7 +206,7 @@ def unknown_actions(entries: Iterable[Entry]) -> list[Entry]:
 
 def _moved(course: ActionRun, entry: Entry) -> ActionRun:
     if course.step is None or entry.step != course.step:
-        # A later guard may have turned it round: then its entries are those of the way back.
+        # A later guard may have begun to undo it: then its entries are those of the undoing.
         turned = course.taken_over() if entry.kind == INTENT else None
         return course if turned is None or turned.step is None or entry.step != turned.step else turned.begun()
     if entry.kind == INTENT:

@@ -27,7 +27,7 @@ class Hours(NamedTuple):
     end: int
 
     def holds(self, minute: int) -> bool:
-        """Whether this minute of the day is in it."""
+        """True if this minute of the day lies within the hours."""
         if self.begin <= self.end:
             return self.begin <= minute < self.end
         return minute >= self.begin or minute < self.end
@@ -48,7 +48,7 @@ def _hours(texts: tuple[str, ...]) -> tuple[Hours, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ActPolicy(key.ConfigTable):
-    """[act]: of the whole fleet. Times are seconds; None is a path that was not named."""
+    """[act], for the whole fleet. Times are seconds; a path is None if it was not named."""
 
     rungs: tuple[Grade, ...] = key.words(
         _RUNGS, "what guard may do at all", choices=tuple(map(str, _RUNGS)), convert=lambda texts: tuple(map(Grade, texts))
@@ -89,7 +89,7 @@ class ActPolicy(key.ConfigTable):
     evidence: str | None = key.path("a folder; default: evidence beside the journal")
 
     def checked(self, given: Collection[str]) -> Self:
-        """What one limit grows to is not less than the limit itself."""
+        """Returns itself; raises WrongKey where a limit's maximum is less than the limit."""
         for less, more in _NOT_LESS:
             if getattr(self, less) > getattr(self, more):
                 few, many = less.removesuffix("_s"), more.removesuffix("_s")

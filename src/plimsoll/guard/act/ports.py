@@ -1,6 +1,6 @@
-"""What guard needs of the world to act: who does it is elsewhere. None of these raises for what the world does.
+"""Ports through which guard acts on the world; adapters implement them. None of them raises when the world fails.
 
-Every deed ends within its own deadline with an outcome: done, not done, or not known.
+Every call ends within its own deadline with an outcome: done, not done, or unknown.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from plimsoll.unknown import Condition
 
 
 class Outcome(NamedTuple):
-    """Of one deed. Whoever acts on it treats "not known" as neither: it looks again, or stands back."""
+    """Result of one call. Callers treat unknown as neither done nor failed: they look again, or do nothing."""
 
-    is_done: bool | None  # None: it is not known whether it took effect
+    is_done: bool | None  # None: unknown whether it took effect
     message: str  # one sentence, with nothing secret in it
     facts: Mapping[str, str | int | float | bool] = {}
 
@@ -58,7 +58,7 @@ class TurnsKnobs(Protocol):
 
 
 class Balancer(Protocol):
-    """What sends requests to one engine."""
+    """The load balancer's control of one engine: in or out of rotation."""
 
     label: str
 
@@ -69,11 +69,11 @@ class Balancer(Protocol):
 
 
 class ServerHealth(NamedTuple):
-    """What a balancer tells of one engine; None for what it does not tell."""
+    """A balancer's own health check and traffic counts of one engine; None where it does not report one."""
 
     is_down: bool | None  # by its own check
     total: int | None  # bytes of answers ever
-    is_maintained: bool = False  # an operator has taken it for himself
+    is_maintained: bool = False  # an operator has put it into maintenance
     busy: int = 0  # requests that are with it now
     ended: int | None = None  # requests that have ended, ever
 
@@ -93,7 +93,7 @@ class TakesEpoch(Protocol):
 
 
 class Restarter(Protocol):
-    """What stops and starts one engine."""
+    """Stops and starts one engine."""
 
     label: str
     # Its supervisor starts another engine by itself: `start` waits for it and names it in `facts["replacement"]`, or says
@@ -109,7 +109,7 @@ class Restarter(Protocol):
 
 
 class Lock(Protocol):
-    """Of the fleet: whoever holds it may act, with a number that only grows."""
+    """The fleet's lock: its holder may act, under an epoch number that only grows."""
 
     label: str
 
@@ -124,24 +124,24 @@ class JournalWriter(Protocol):
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry: ...  # write one entry; WorldFailed where it is not surely on the disk, and then nothing may be done
-    def kept(self) -> list[Entry]: ...  # what is still needed of what was written
+    def kept(self) -> list[Entry]: ...  # the written entries that are still needed
 
 
 class EngineObserver(Protocol):
-    """What the judge knows."""
+    """Gives fresh looks at the engines, and their judged conditions."""
 
-    async def look(self, engine: str) -> Look | None: ...  # a fresh look; None where the engine is not watched any more
+    async def look(self, engine: str) -> Look | None: ...  # a fresh look; None where the engine is no longer watched
     def conditions(self, engine: str) -> Mapping[str, Condition]: ...  # as of the last look
     def unproved(self, engine: str, *, is_asked: bool = False) -> str: ...  # why it may serve somebody; "" where it does not
     def engines(self) -> Sequence[str]: ...  # all that are watched
 
 
-# What a restarter may know beyond `Restarter`; guard asks for each by its methods.
+# Optional abilities of a restarter beyond `Restarter`; guard tests for each by its methods.
 
 
 @runtime_checkable
 class RemembersStop(Protocol):
-    """A restarter that must know after a stop what it stopped."""
+    """A restarter that must remember after a stop what it stopped."""
 
     async def learn(self) -> Outcome: ...  # returns as facts what it would stop
     def recall(self, facts: Mapping[str, Any]) -> None: ...  # takes over the facts that an earlier guard learned

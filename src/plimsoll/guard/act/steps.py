@@ -1,7 +1,7 @@
 """The steps of every action, and where each leads: a table, so that every way through it can be walked by a test.
 
-Before `stop` everything can be undone, and is, when anything is not as it should be. From `stop` on the engine is down: then
-only forward helps, and what cannot go on is held, told to a person, and left.
+Before `stop` everything can be undone, and is undone when anything goes wrong. From `stop` on the engine is down: then only
+going on helps; an action that cannot go on is held, and a person is told.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plimsoll.guard.judge.tracker import Grade
 
 
 class Step(StrEnum):
-    """What is done next. Each can be done twice without harm: a guard that was killed in one begins it again."""
+    """One step of an action. Each can be repeated without harm: a guard that was killed in one begins it again."""
 
     LOCK = "lock"
     EVIDENCE = "evidence"
@@ -50,7 +50,7 @@ class End(StrEnum):
 
 
 class StepText(NamedTuple):
-    """What a person reads of a step before it is done."""
+    """A step as shown to a person before it is done."""
 
     does: str
     before: str
@@ -78,12 +78,12 @@ TRIES = {Step.STOP: 2, Step.GONE: 3, Step.START: 2, Step.UNDRAIN: 3, Step.UNSHED
 
 
 def steps_of(grade: Grade, *, is_broken: bool) -> tuple[Step, ...]:
-    """Of an action on an engine that serves, or serves nobody."""
+    """Returns the steps of an action; `is_broken`: the engine serves nobody."""
     return COURSES[grade][-1 if is_broken else 0]
 
 
 class NextStep(NamedTuple):
-    """What follows: another step, the same again, or the end. `is_undoing`: back, no longer forward."""
+    """The next step, the same step again, or the end. `is_undoing`: the action is being undone."""
 
     step: Step | None
     end: End | None = None
@@ -99,15 +99,15 @@ def follows(
     is_undoing: bool = False,
     is_untouched: bool = False,
 ) -> NextStep:
-    """What follows a step that was tried so often and is done, not done, or nobody knows.
+    """Returns what follows a step that is done, not done, or unknown (None) after `tries` tries.
 
-    `is_untouched`: a stop that was not done, and it is certain that the engine runs as before.
+    `is_untouched`: a stop that was not done, where the engine certainly runs as before.
     """
     if is_undoing:
         if not is_done and tries < TRIES.get(step, 1):
             return NextStep(step, is_undoing=True)
         if step is Step.UNDRAIN:
-            # What could not be put back is out of service and nobody's: a person has to know.
+            # An engine that could not be put back is out of service and nobody's: a person has to know.
             return NextStep(Step.UNLOCK, None if is_done else End.HELD, is_undoing=True)
         return NextStep(None, End.UNDONE, is_undoing=True)
     if is_done or step in _NEVER_STOPS or (is_done is None and step in _ONLY_A_NO):
@@ -123,13 +123,13 @@ def follows(
         return NextStep(None, End.DONE)  # its lease ends by itself
     if step is Step.HOLD:
         return NextStep(Step.UNSHED)
-    if Step.STOP not in course:  # of shedding and compaction: what took no effect needs no undoing but the lock's
+    if Step.STOP not in course:  # shedding and compaction: without effect, only the lock has to be undone
         return NextStep(Step.UNLOCK, End.FAILED, is_undoing=True)
     if course.index(step) < course.index(Step.STOP):
         return NextStep(UNDO[0], is_undoing=True)
     if step is Step.PROBATION:
         return NextStep(None, End.FAILED)
-    # It is down, or up and not fit to serve. The lock goes back, so that others can be helped.
+    # It is down, or up and not fit to serve. Release the lock, so that others can be helped.
     return NextStep(Step.UNLOCK, End.HELD, is_undoing=True)
 
 
@@ -147,14 +147,14 @@ class ActionRun(NamedTuple):
     grade: Grade
     kind: str  # the condition it is about, or "asked" for one that a person asked for
     steps: tuple[Step, ...]
-    step: Step | None  # to be done next, or begun; None: it is over
-    tries: int = 0  # of this step, ended without effect
+    step: Step | None  # the next one, or the one begun; None: it is over
+    tries: int = 0  # tries of this step that ended without effect
     is_begun: bool = False  # the step was begun and its end is not known
     is_undoing: bool = False
     end: End | None = None  # how it will end, once it is certain
     facts: Mapping[str, Any] = {}  # what its steps found out
     epoch: int = 0
-    is_taken_over: bool = False  # begun by a guard that is no more: what it did last is not known
+    is_taken_over: bool = False  # begun by a guard that is gone: its last act is unknown
 
     @property
     def is_over(self) -> bool:
@@ -162,7 +162,7 @@ class ActionRun(NamedTuple):
 
     @property
     def is_down(self) -> bool:
-        """Whether the engine was stopped, or may have been."""
+        """True if the engine was stopped, or may have been."""
         if Step.STOP not in self.steps:
             return False
         if self.is_undoing or self.step is None:
@@ -177,7 +177,7 @@ class ActionRun(NamedTuple):
     def after(self, *, is_done: bool | None, facts: Mapping[str, Any] | None = None) -> ActionRun:
         assert self.step is not None, "an action that is over has no step"
         tries = self.tries + 1
-        is_untouched = bool((facts or {}).get("untouched"))  # of this outcome alone, not of one before it
+        is_untouched = bool((facts or {}).get("untouched"))  # from this outcome alone, not an earlier one
         found = follows(
             self.steps, self.step, is_done=is_done, tries=tries, is_undoing=self.is_undoing, is_untouched=is_untouched
         )
@@ -191,9 +191,9 @@ class ActionRun(NamedTuple):
         )  # fmt: skip
 
     def taken_over(self) -> ActionRun:
-        """For a guard that finds it open: back where nothing was stopped yet, on where something was.
+        """Returns the run as a later guard takes it over: undone if nothing was stopped yet, otherwise continued.
 
-        A lock is not given back: the earlier guard's is gone with it, or ends by itself.
+        No lock is released: the earlier guard's lock is gone with it, or expires.
         """
         again = self._replace(tries=0, is_begun=False, is_taken_over=True)
         if self.is_over:
@@ -202,7 +202,7 @@ class ActionRun(NamedTuple):
             return again if self.step is not Step.UNLOCK else again._replace(step=None, end=self.end or End.UNDONE)
         if self.is_down:
             return again if self.step is not Step.UNLOCK else again._replace(step=Step.PROBATION)
-        # The step from which on there is something to take back; a compaction leaves nothing.
+        # The first step that leaves something to undo; a compaction leaves nothing.
         first = next((place for place, step in enumerate(self.steps) if step in (Step.LEAVE, Step.DRAIN, Step.SHED)), math.inf)
         place = self.steps.index(self.step) if self.step is not None else -1
         if place < first or (place == first and not self.is_begun):

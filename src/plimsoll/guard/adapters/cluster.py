@@ -36,8 +36,8 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """The folder in which Kubernetes gives every pod its token, its namespace and the cluster's CA."""
 DEADLINE_S = 10.0
 MOST_BYTES = 64 << 20
-MOST_LINE = 4 << 20  # of one event of a watch: an object of etcd has 1.5 MiB at most
-WATCH_S = 240  # after which the server ends a watch, and it is begun again where it ended
+MOST_LINE = 4 << 20  # bytes of one watch event: an object in etcd has 1.5 MiB at most
+WATCH_S = 240  # the server ends a watch after this, and guard begins it again where it ended
 EXEC_S = 30.0  # for the command of a kubeconfig that prints a token
 OBJECT_NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 NAMESPACE = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -51,8 +51,8 @@ class ApiCall:
     group: str  # empty for the core group
     resource: str  # with its subresource: pods/eviction
     scope: str
-    needed_for: str  # a part that can be left out, but for `observe`
-    name: str = ""  # the one object that is asked for, where it is one: the Lease's
+    needed_for: str  # the optional part that needs it, or `observe`
+    name: str = ""  # of the one object that is meant, if it is one: the Lease's
 
 
 LEASE_NAME = "plimsoll-guard"
@@ -72,17 +72,17 @@ API_CALLS = tuple(_call(call, use) for call, use in _TABLES["calls"].items())
 
 
 def namespace_key(text: str) -> Any:
-    """The key of a namespace; guard's own where it is left out."""
+    """Returns the configuration key of a namespace; left out, it means guard's own."""
     return key.word("", text, pattern=f"(?:{NAMESPACE})?", pattern_name="the name of a namespace")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterAccess:
-    """Where an API server is, whom to believe there, and what to show it."""
+    """Address of an API server, the certificates to trust there, and the token to send."""
 
     url: str
     namespace: Callable[[], str]
-    token: Callable[[], str]  # asked at each call; OSError or ValueError where there is none, "" where none is needed
+    token: Callable[[], str]  # called for each request; OSError or ValueError where there is none, "" where none is needed
     trust: Callable[[], ssl.SSLContext]
     is_pod: bool = True
 
@@ -92,7 +92,7 @@ KUBECONFIG: contextvars.ContextVar[ClusterAccess | None] = contextvars.ContextVa
 
 
 def pod_access(url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> ClusterAccess:
-    """The account that Kubernetes gives every pod; BadInput where this is none."""
+    """Returns the access of the account that Kubernetes gives every pod; BadInput outside a pod."""
     place = Path(folder)
     if not url:
         host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
@@ -121,7 +121,7 @@ def pod_access(url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[st
 
 
 def kubeconfig_access(path: str | None, context: str | None, environ: Mapping[str, str] = os.environ) -> ClusterAccess:
-    """A context of a kubeconfig, as kubectl reads it: token, tokenFile, client certificate or exec. BadInput for the rest."""
+    """Returns the access of a kubeconfig's context: token, tokenFile, client certificate or exec. BadInput for the rest."""
     default = environ.get("KUBECONFIG", "").partition(os.pathsep)[0] or str(Path(environ.get("HOME", "~")) / ".kube/config")
     file = Path(path or default)
     try:
@@ -185,7 +185,7 @@ def kubeconfig_access(path: str | None, context: str | None, environ: Mapping[st
 
 
 def _exec_token(command: Mapping[str, Any], folder: Path) -> Callable[[], str]:
-    """Reads the token that a command of the user's kubeconfig prints, again a minute later or once it says that it is over."""
+    """Returns a reader of the token that a kubeconfig's command prints; reruns it after a minute, or once the token expires."""
     program = str(command["command"])
     words = [str(folder / program) if "/" in program else program, *map(str, command.get("args") or [])]
     extra = {str(table(pair).get("name")): str(table(pair).get("value")) for pair in command.get("env") or []}
@@ -215,14 +215,14 @@ class ClusterClient:
     """The API server, asked with the pod's own account unless --kubeconfig says otherwise."""
 
     def __init__(self, url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> None:
-        """BadInput where this is no pod and no kubeconfig is given; `url` and `folder` are those of a test."""
+        """Raises BadInput outside a pod without a kubeconfig; only tests give `url` and `folder`."""
         given = None if url else KUBECONFIG.get()
         self._access = given or pod_access(url, folder, environ)
         self._server = HttpClient(self._access.url, tls=self._access.trust)
         self.is_pod = self._access.is_pod
 
     def namespace(self) -> str:
-        """The one that guard runs in, or the context's; empty where it is not told."""
+        """The namespace that guard runs in, or the context's; empty where it is unknown."""
         return self._access.namespace()
 
     async def ask(
@@ -243,7 +243,7 @@ class ClusterClient:
         return await self._server.call(method, path, data, headers, deadline_s=deadline_s, most_bytes=MOST_BYTES)
 
     async def watch(self, path: str, query: Mapping[str, str], take: Callable[[Mapping[str, Any]], None]) -> Reply | Lost:
-        """Gives `take` each event of a watch as it comes, until the server ends it; a line that is no object is left out."""
+        """Passes each event of a watch to `take` until the server ends the watch; skips lines that are no object."""
         headers = await self._login()
         if isinstance(headers, Lost):
             return headers
@@ -276,7 +276,7 @@ class ClusterClient:
 
 
 def reason_of(reply: Reply | Lost) -> str:
-    """Why the API server did not do what was asked, in words that go on from its name."""
+    """Returns why the API server did not do what was asked, in words that follow its name."""
     if isinstance(reply, Lost):
         return reply.why
     if reply.status in (401, 403):

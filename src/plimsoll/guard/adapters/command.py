@@ -1,10 +1,10 @@
-"""An engine that the user's own commands stop and start: whatever runs it, somebody knows how to ask that.
+"""An engine that the user's own commands stop and start, whatever supervisor runs it.
 
 Each command is run without a shell, in a session of its own, with a time limit, and with a small environment: PLIMSOLL_VERB
 (stop, start, is-running, pids), PLIMSOLL_DEADLINE_S, and nothing that guard was given for itself. Exit code 0 means done, or
-that the engine runs; 3, from is-running, that it does not, 150 that it does not because somebody stopped it, and 151 that it
-ended by itself and nobody else starts it; anything else that it failed, or that nobody knows. The last line it prints is the
-sentence that guard passes on.
+that the engine runs. From is-running, 3 means that it does not, 150 that somebody stopped it, and 151 that it ended by itself
+and nobody else starts it. Any other code means failed, or unknown. The last line that the command prints is the sentence that
+guard passes on.
 
 The stop command must signal the API server alone, wait until it has ended, and leave nothing behind; the start command returns
 when the engine is on its way, and sends its output to a place of its own.
@@ -22,8 +22,8 @@ from plimsoll.guard.adapters.run_command import CommandResult, run_command, smal
 
 ASK_LIMIT_S = 10.0
 START_LIMIT_S = 60.0
-GRACE_S = 5.0  # past the deadline that the command itself was told
-PATIENCE_S = 120.0  # that a stop command may take in all, however short the deadline
+GRACE_S = 5.0  # past the deadline that the command was given
+PATIENCE_S = 120.0  # the time that a stop command always gets, however short the deadline
 NOT_RUNNING = 3  # as in the convention of init scripts
 BY_HAND, ENDED = 150, 151  # the first of those that the convention leaves to programs
 MOST_PIDS = 4096
@@ -46,7 +46,7 @@ class CommandRestarterConfig(key.ConfigTable):
 
 
 class CommandRestarter:
-    """One engine behind commands; those that only ask may be left out."""
+    """One engine behind commands; the optional ones only ask."""
 
     replaces = False
     ask_limit_s, start_limit_s, grace_s, patience_s = ASK_LIMIT_S, START_LIMIT_S, GRACE_S, PATIENCE_S
@@ -56,12 +56,12 @@ class CommandRestarter:
         self.label = f"commands ({shown_line(stop[0])[:60]})"
 
     async def is_running(self) -> bool | None:
-        """By its exit code: 0 it runs; 3, 150 and 151 it does not; else nobody knows."""
+        """True if the command exits with 0, False with 3, 150 or 151, None otherwise."""
         code = (await self._run("is-running", self.ask_limit_s)).code
         return True if code == 0 else False if code in (NOT_RUNNING, BY_HAND, ENDED) else None
 
     async def last_exit(self) -> Outcome:
-        """How it ended: not yet (failed), done where the command says so, else not known."""
+        """Returns how it ended: failed if it has not, done where the command says how, else unknown."""
         code = (await self._run("is-running", self.ask_limit_s)).code
         if code == ENDED:
             return done("it ended by itself, and nobody starts it")
@@ -70,7 +70,7 @@ class CommandRestarter:
         return failed("it has not ended") if code == 0 else unsure("whether somebody stopped it is not known")
 
     async def pids(self) -> tuple[int, ...]:
-        """The numbers that the command prints; none without one."""
+        """Returns the process ids that the command prints; none without a command."""
         if not self._commands["pids"]:
             return ()
         ran = await self._run("pids", self.ask_limit_s)
@@ -78,8 +78,8 @@ class CommandRestarter:
         return tuple(int(word) for word in words if word.isascii() and word.isdecimal() and 1 < int(word[:12]) < 2**31)
 
     async def stop(self, deadline_s: float) -> Outcome:
-        """Run the command, then ask whether it is true."""
-        # A script that does not heed a short deadline is not broken off: half of a stop is worse than a late one.
+        """Runs the stop command, then checks that the engine has ended."""
+        # A script that ignores a short deadline is not killed at once: half a stop is worse than a late one.
         ran = await self._run("stop", deadline_s, max(self.grace_s, self.patience_s - deadline_s))
         if ran.code is None:
             return unsure(f"the stop command: {ran.trouble}", timed_out=True)
@@ -93,7 +93,7 @@ class CommandRestarter:
         return done(f"stopped{ran.last_words}")
 
     async def start(self) -> Outcome:
-        """Refused while the engine runs, or nobody knows whether it does."""
+        """Runs the start command; refused while the engine runs, or may run."""
         is_running = await self.is_running()
         if is_running is not False:
             return failed("it runs already" if is_running else "nobody knows whether it runs already", running=bool(is_running))

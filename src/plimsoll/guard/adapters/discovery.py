@@ -1,7 +1,7 @@
-"""Where the engines are: Prometheus's own lists (file_sd, http_sd); pods are found by pods.py.
+"""Finds engines in Prometheus's own lists (file_sd, http_sd); pods.py finds pods.
 
-Each finder answers with all it knows now. What goes wrong is in its `trouble`, and then what it said before holds, as far as it
-is not known to be gone. Labels other than those named here are not looked at, and relabelling is Prometheus's own.
+Each finder returns all the engines it knows now. When a list cannot be read, `trouble` says why, and its last targets stay
+unless they are known to be gone. Labels other than those named here are ignored, and there is no relabelling.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _lists(files: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DiscoverConfig(key.ConfigTable):
-    """[discover]: where engines are found, and what guard uses for those that it finds."""
+    """[discover]: the lists that name engines, and the settings of the engines they name."""
 
     file_sd: tuple[str, ...] = key.other("files", "files in Prometheus's own form, .json, .yml or .yaml", (), convert=_lists)
     http_sd: tuple[str, ...] = key.other("urls", "addresses that answer with such a list", ())
@@ -46,11 +46,11 @@ class DiscoverConfig(key.ConfigTable):
     api_key: str | None = key.secret("as for an engine", shortest=1)
 
     def finders(self) -> list[Finder]:
-        """One for each list of engines."""
+        """Returns one finder for each list of engines."""
         return [*map(FileFinder, self.file_sd), *map(HttpFinder, self.http_sd)]
 
     def pods(self) -> PodFinder | None:
-        """The pods of the cluster, where they are asked for; BadInput where guard runs in none."""
+        """Returns the finder of the cluster's pods, None where none is configured; BadInput outside a cluster."""
         return None if self.kubernetes is None else PodFinder(self.kubernetes, ClusterClient(), self.every_s)
 
 
@@ -58,21 +58,21 @@ class Finder(Protocol):
     """One way to find engines. `find` may wait for disk or network, so it is called from a thread."""
 
     label: str  # what it is called in a sentence
-    trouble: str  # what was wrong at the last time, in words; empty if nothing was
+    trouble: str  # what was wrong the last time, in words; empty if nothing was
 
     def find(self) -> tuple[EngineConfig, ...]:
-        """All that there are now; what is wrong is in `trouble`, and is never raised."""
+        """Returns all engines that there are now; problems go into `trouble` and are never raised."""
 
 
 class TargetList(NamedTuple):
-    """What a list names, and what of it is no engine's address."""
+    """The targets of a list, and its entries that are no engine's address."""
 
     targets: tuple[EngineConfig, ...]
     troubles: tuple[str, ...]
 
 
 class FileFinder:
-    """Files in Prometheus's file_sd form; each is read again when it changes, and kept as it was while it is broken."""
+    """Files in Prometheus's file_sd form; each is read again when it changes, and its last targets stay while it is broken."""
 
     def __init__(self, pattern: str) -> None:
         self.label = f"file_sd {pattern}"
@@ -81,7 +81,7 @@ class FileFinder:
         self._known: dict[Path, tuple[tuple[int, int, int], TargetList]] = {}
 
     def find(self) -> tuple[EngineConfig, ...]:
-        """The targets of every file there is; a file that goes takes its own with it."""
+        """Returns the targets of every file that exists; those of a deleted file are gone."""
         try:
             paths = sorted(self._pattern.parent.glob(self._pattern.name))
         except OSError as error:
@@ -135,7 +135,7 @@ class HttpFinder:
         self.trouble = ""
 
     def find(self) -> tuple[EngineConfig, ...]:
-        """The targets it names; those that it named last while it names none."""
+        """Returns the targets it names; the last ones while it names none."""
         shown = self._where.shown
         try:
             reply = self._where.get(most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
@@ -152,9 +152,9 @@ class HttpFinder:
 
 
 def groups_in(tree: Any, name: str) -> TargetList:
-    """The targets of a list in Prometheus's form: [{"targets": ["host:port"], "labels": {...}}]. BadInput if it is none.
+    """Reads a list in Prometheus's form: [{"targets": ["host:port"], "labels": {...}}]. BadInput if it is none.
 
-    One target that is no address does not hide the others.
+    A target that is no address does not hide the others.
     """
     if not isinstance(tree, list):
         raise BadInput(f'{name}: not a list of {{"targets": [...], "labels": {{...}}}}')
@@ -175,7 +175,7 @@ def groups_in(tree: Any, name: str) -> TargetList:
 
 
 def _target(text: Any, labels: Mapping[str, Any], *, is_alone: bool) -> EngineConfig:
-    """`__scheme__`, `__metrics_path__` and, where it can be meant for one engine only, `instance` or `name` are heeded."""
+    """Reads one target; uses `__scheme__`, `__metrics_path__` and, for a target on its own, `instance` or `name`."""
     if not isinstance(text, str) or not text:
         raise BadInput("a target is a text, host:port")
     scheme, path = labels.get("__scheme__", "http"), str(labels.get("__metrics_path__", "/metrics"))

@@ -1,8 +1,8 @@
-"""An engine in a Docker container: asked after, stopped and started through the Engine's API on its Unix socket.
+"""An engine in a Docker container: inspected, stopped and started through the Engine's API on its Unix socket.
 
-Docker signals the container's first process alone, as an API server wants it. But where that first process is a shell that did
-not `exec` the server, the signal ends there: the shell ignores it, and when the time is over everything is killed. That is said
-with the outcome. No path bears a version: the daemon then speaks its own.
+Docker signals the container's first process alone, as an API server needs it. But if that first process is a shell that did
+not `exec` the server, the shell ignores the signal, and at the deadline everything is killed; the outcome says so. Request
+paths carry no API version: the daemon then uses its own.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from plimsoll.net.client import HttpClient, Lost, Reply, table
 SOCKET = "/var/run/docker.sock"
 ASK_LIMIT_S = 10.0
 START_LIMIT_S = 60.0
-GRACE_S = 15.0  # for the daemon itself, past the container's time
+GRACE_S = 15.0  # for the daemon itself, past the container's deadline
 INSPECT_BYTES = 4 << 20
 MOST_PIDS = 4096
 STOPPED = (0, 143)  # exit codes of a server that was told to stop
 KILLED = 137
-KEPT_UP = ("always", "unless-stopped")  # restart policies by which Docker starts all that nobody stopped
+KEPT_UP = ("always", "unless-stopped")  # restart policies by which Docker starts every container that nobody stopped
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,250}"
 _SHELLS = frozenset("sh bash dash ash zsh ksh busybox su sudo".split())
 
@@ -45,7 +45,7 @@ class DockerConfig(key.ConfigTable):
 
 
 class DockerContainer:
-    """One container by its name or id. Experimental: no Docker engine runs where the tests run, only the bytes are known."""
+    """One container by its name or id. Experimental: tested on recorded bytes only, without a Docker engine."""
 
     replaces = False
     grace_s = GRACE_S
@@ -56,7 +56,7 @@ class DockerContainer:
         self.label = f"the container {config.container}"
 
     async def is_running(self) -> bool | None:
-        """Whether it has processes; a paused one has, one that Docker is about to start again is not known."""
+        """True if it has processes, also while paused; None where unknown, or while Docker is about to start it again."""
         details = await self._inspect()
         if isinstance(details, Outcome):
             return None
@@ -66,10 +66,10 @@ class DockerContainer:
         return state["Running"] if isinstance(state.get("Running"), bool) else None
 
     async def last_exit(self) -> Outcome:
-        """How it ended: not yet (failed), done with `by_hand` where somebody stopped it, else not known.
+        """Returns how it ended: failed if it has not, done with `by_hand` where somebody stopped it, else unknown.
 
-        A server that was told to stop ends with 0, or with 143 by the signal itself. One that did not end in time was killed:
-        that it was by somebody's stop shows where Docker itself would have started it again after any other end.
+        A server that was told to stop ends with 0, or with 143 by the signal itself. One that did not end in time was killed;
+        that counts as somebody's stop if Docker would have restarted it after any other end.
         """
         details = await self._inspect()
         if isinstance(details, Outcome):
@@ -84,7 +84,7 @@ class DockerContainer:
         return unsure("it has ended, and whether somebody stopped it is not known", **facts)
 
     async def pids(self) -> tuple[int, ...]:
-        """As the host numbers them: the first process, then the others that Docker's `top` shows."""
+        """Returns the host's process ids: the first process, then the others that Docker's `top` shows."""
         details = await self._inspect()
         if isinstance(details, Outcome):
             return ()
@@ -99,7 +99,7 @@ class DockerContainer:
         return tuple(dict.fromkeys(pid for pid in (first, *others) if pid > 1))
 
     async def stop(self, deadline_s: float) -> Outcome:
-        """Docker's own stop with that many seconds; a container that is still there then is killed."""
+        """Stops it by Docker's own stop, which kills a container that still runs after the deadline."""
         details = await self._inspect()
         if isinstance(details, Outcome):
             return details
@@ -127,7 +127,7 @@ class DockerContainer:
         return done(f"the container did not end within {wait_s} s and was killed{why}", **facts)
 
     async def start(self) -> Outcome:
-        """Start the same container again; refused while it runs."""
+        """Starts the same container again; refused while it runs."""
         details = await self._inspect()
         if isinstance(details, Outcome):
             return details
@@ -158,7 +158,7 @@ class DockerContainer:
 
 
 def _facts(details: Mapping[str, Any]) -> dict[str, str | float | bool]:
-    """How it ended."""
+    """Returns its exit code and how it ended, as facts."""
     state = table(details.get("State"))
     code = state.get("ExitCode")
     facts: dict[str, str | float | bool] = {"exit_code": code} if isinstance(code, int) else {}
@@ -166,7 +166,7 @@ def _facts(details: Mapping[str, Any]) -> dict[str, str | float | bool]:
 
 
 def _is_deaf_shell(details: Mapping[str, Any]) -> bool:
-    """Whether its first process is a shell that did not `exec` the server, and so passes no signal on."""
+    """True if its first process is a shell that did not `exec` the server, and so passes no signal on."""
     program, words = str(details.get("Path")), [str(word) for word in details.get("Args") or ()]
     execs = any(re.search(r"(?:^|[\s;&])exec\s", word) for word in words)
     has_init = table(details.get("HostConfig")).get("Init") is True

@@ -2,13 +2,13 @@
 
 For guards on one host; or on several with a shared disk whose locks work between hosts, as those of NFS version 4 do. Many FUSE
 file systems, object stores and CIFS mounts lock on each host alone: two guards would both believe that they hold it. `renew`
-reads the counter again and so notices that another one has counted on, but only after the fact: there, use etcd or Kubernetes.
+reads the counter again and so notices that another guard has raised it, but only afterwards: there, use etcd or Kubernetes.
 
 The kernel keeps a lock as long as its holder lives. A holder that was killed gives it up at once. One that is stopped (SIGSTOP)
-keeps it, however long: then nobody acts, and no epoch grows. The counter lies twice in the file, each with its checksum, and
-the older one is written over: a crash in the middle leaves the other. If the file is lost, as in a container without a volume,
-it would count from one again, and gates that saw greater epochs would refuse every action: so each epoch is also greater than
-the greatest that the gates state (`above`).
+keeps it, however long: then nobody acts, and no epoch grows. The file holds the counter twice, each with its checksum, and
+the older one is overwritten: a crash in the middle leaves the other. If the file is lost, as in a container without a volume,
+the counter would begin at one again, and gates that saw greater epochs would refuse every action: so each epoch is also
+greater than the greatest that the gates report (`above`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FileLockConfig(key.ConfigTable):
 
 
 class _Slot(msgspec.Struct, order=True):
-    """One of the two places of the counter."""
+    """One of the two copies of the counter."""
 
     epoch: Annotated[int, msgspec.Meta(ge=0, lt=EPOCH_MAX)]
     owner: str
@@ -62,7 +62,7 @@ class _Slot(msgspec.Struct, order=True):
 
 
 class FileLock:
-    """One guard's hand on the lock. Its methods end within `timeout_s`, also where the disk does not answer."""
+    """One guard's handle on the lock. Its methods end within `timeout_s`, even if the disk does not answer."""
 
     def __init__(self, path: Path, *, timeout_s: float = TIMEOUT_S) -> None:
         self._path = path.absolute()
@@ -75,18 +75,18 @@ class FileLock:
         self.label = f"file {shown(path)}"
 
     async def acquire(self, owner: str) -> Outcome:
-        """Take the lock: done with its epoch, failed if somebody else has it, unsure if the file cannot be used."""
+        """Takes the lock: done with its epoch, failed if somebody else has it, unsure if the file cannot be used."""
         return await self._in_time(lambda given_up: self._acquire(owner, given_up))
 
     async def renew(self) -> Outcome:
-        """Look whether it is still ours; there is nothing to prolong."""
+        """Checks that this guard still holds the lock; a file lock never expires."""
         return await self._in_time(lambda _: self._renew())
 
     async def release(self) -> Outcome:
         return await self._in_time(lambda _: self._release())
 
     async def _in_time(self, work: Callable[[threading.Event], Outcome]) -> Outcome:
-        """In a thread of its own, which nobody has to wait for: a disk that hangs cannot be told to stop."""
+        """Runs the work in a thread of its own and stops waiting after `timeout_s`: a hanging disk cannot be interrupted."""
         given_up = threading.Event()
 
         def run() -> Outcome:
@@ -131,7 +131,7 @@ class FileLock:
             epoch = max(found.epoch, seen if is_epoch(seen) else 0) + 1
             _write(file, epoch, owner, 1 - found.slot)
             if given_up.is_set():
-                return unsure("it took too long")  # whoever asked has been told so
+                return unsure("it took too long")  # the caller has been told so
             self._file, file, self._epoch = file, -1, epoch
             return self._renew()
         finally:
@@ -162,11 +162,11 @@ class FileLock:
 
     def _close(self) -> None:
         file, self._file = self._file, -1
-        os.close(file)  # no child has it: it is closed in whatever guard starts
+        os.close(file)  # no child of guard inherits it
 
 
 def _open(path: Path) -> int:
-    """The lock's file, made whole if there is none."""
+    """Opens the lock's file; creates a complete one if there is none."""
     for _ in range(3):
         try:
             file = os.open(path, _FLAGS)
@@ -181,7 +181,7 @@ def _open(path: Path) -> int:
 
 
 def _make(path: Path) -> None:
-    """A new file that counts from nought; it appears whole, or not at all, and never in place of another."""
+    """Creates a file that counts from zero; it appears complete or not at all, and never replaces another."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     file = os.open(draft, _FLAGS | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -205,7 +205,7 @@ def _write(file: int, epoch: int, owner: str, slot: int) -> None:
 
 
 def _read(file: int) -> _Slot | None:
-    """The newer of the two that can be believed; an empty file counts from nought; None if neither can."""
+    """Returns the newer of the two copies with a right checksum; zero for an empty file; None if neither is right."""
     data = os.pread(file, 2 * SLOT, 0)
     if not data:
         return _Slot(0, "", 1)

@@ -1,7 +1,7 @@
-"""The gate's endpoints, as guard uses them: drain and end it, shed and end it, compact, and what the gate says of itself.
+"""Client of the gate's endpoints: begin and end a drain, begin and end shedding, compact, set knobs, read its state.
 
-Each deed is judged by the gate's own answer to it, never by the status alone: a proxy in between answers too. A lost answer is
-"not known"; all but compact may simply be asked again, since asking twice does the same as asking once.
+The gate's own answer decides the outcome of a call, never the status alone: a proxy in between answers too. A lost answer
+means unknown; every call but compact may simply be repeated, since twice does the same as once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from plimsoll.net.client import HttpClient, Loss, Lost, Reply, bearer, number, t
 from plimsoll.redaction import printable
 
 DEADLINE_S = 5.0
-KNOBS_S = 20.0  # an order is carried out between two steps: a long one is waited for
-COMPACT_S = 30.0  # the gate itself keeps the one who asks waiting for 20 s
+KNOBS_S = 20.0  # the engine sets them between two steps, and a step may be long
+COMPACT_S = 30.0  # the gate itself answers after 20 s at the latest
 OUT = ("leaving", "refusing")
 _OLDER = re.compile(r"epoch \d{1,20} is older than (\d{1,20})")
 _WHY = {
@@ -32,15 +32,15 @@ _STEPS = ("steps", "running", "waiting")
 
 
 def quoted_words(text: str, most: int = 300) -> str:
-    """What others say, in one line without secrets and without anything that a terminal would obey."""
+    """Returns somebody else's text in one line, without secrets and control characters, at most `most` letters."""
     return printable(shown_line(text[: 10 * most])).strip()[:most]
 
 
 class GateHttpClient:
-    """The gate of one engine. Its token goes into one header, and only to what asks for one as the gate does."""
+    """The gate of one engine. Its token goes into one header, and only to a server that asks for one as the gate does."""
 
     def __init__(self, url: str, token: str, *, deadline_s: float = DEADLINE_S, compact_s: float = COMPACT_S) -> None:
-        """`url`: http://HOST:PORT or unix:/PATH. BadInput if it or the token cannot be one."""
+        """`url`: http://HOST:PORT or unix:/PATH. Raises BadInput for any other, and for a token that no header can carry."""
         self._server = HttpClient(url)
         self._headers = bearer(token)
         self._is_gate = False  # something there has asked for a token
@@ -48,9 +48,9 @@ class GateHttpClient:
         self.label = f"the gate at {self._server.shown}"
 
     async def drain(self, epoch: int, lease_s: float, *, refuse: bool = False, **bounds: float) -> Outcome:
-        """Begin a drain or renew its lease; `refuse` asks for phase two, which no later renewal takes back.
+        """Begins a drain or renews its lease; `refuse` asks for phase two, which no later renewal takes back.
 
-        `bounds`: phase one ends by itself when nothing has come for `quiet_s` or after `bound_s`, else by the gate's own.
+        `bounds`: phase one ends by itself when no request came for `quiet_s`, or after `bound_s`; default: the gate's own.
         """
         answer = await self._post("drain", {"epoch": epoch, "lease_s": lease_s, "refuse": refuse, **bounds})
         if isinstance(answer, Outcome):
@@ -64,7 +64,7 @@ class GateHttpClient:
         return done(f"it is {phase}, epoch {epoch}, for {left_s:.0f} s unless renewed", **facts)
 
     async def undrain(self, epoch: int) -> Outcome:
-        """End the drain; the same as done when there was none."""
+        """Ends the drain; done also when there was none."""
         answer = await self._post("undrain", {"epoch": epoch})
         if isinstance(answer, Outcome):
             return answer
@@ -74,9 +74,9 @@ class GateHttpClient:
         return done("it serves again", **facts)
 
     async def shed(self, max_wait_s: float, lease_s: float) -> Outcome:
-        """Refuse new work that would wait longer, until the lease ends; asked again, it is renewed.
+        """Refuses new work that would wait longer, until the lease ends; a repeated call renews it.
 
-        `facts["is_overruled"]`: vLLM's own admission control is set; then that decides, and the gate refuses nobody.
+        `facts["is_overruled"]`: vLLM's own admission control is set; it decides then, and the gate refuses nobody.
         """
         answer = await self._post("shed", {"max_wait_s": max_wait_s, "lease_s": lease_s})
         if isinstance(answer, Outcome):
@@ -90,7 +90,7 @@ class GateHttpClient:
         return done(f"new work that would wait longer than {max_wait_s:g} s is refused, for {lease_s:.0f} s", **facts)
 
     async def unshed(self) -> Outcome:
-        """Back to what was set when the server was started."""
+        """Ends shedding: back to the settings of the server's start."""
         answer = await self._post("unshed", {})
         if isinstance(answer, Outcome):
             return answer
@@ -100,9 +100,9 @@ class GateHttpClient:
         return done("it sheds no more than it was started with", **facts)
 
     async def compact(self) -> Outcome:
-        """Give back what torch keeps and nobody uses, in every worker.
+        """Makes every worker release the memory that torch has reserved and does not use.
 
-        It is never asked a second time here: a call that still runs is "not known", and /plimsoll/state has its end.
+        It is never repeated here: a call that still runs is unknown, and /plimsoll/state shows its end.
         """
         answer = await self._post("compact", {}, self._compact_s)
         if isinstance(answer, Outcome):
@@ -117,7 +117,7 @@ class GateHttpClient:
         return done(f"{len(workers)} worker(s) gave back {returned_bytes / 2**20:.0f} MiB", workers=len(workers))
 
     async def set_knobs(self, values: Mapping[str, float], lease_s: float, epoch: int) -> Outcome:
-        """Set the scheduler's knobs for a time, in place of those set before; without values the lease ends."""
+        """Sets the scheduler's knobs for a time, in place of those set before; without values the lease ends."""
         answer = await self._post("knobs", {"epoch": epoch, "lease_s": lease_s, **values}, KNOBS_S)
         if isinstance(answer, Outcome):
             return answer
@@ -127,12 +127,12 @@ class GateHttpClient:
         return done(f"in force: {facts['in_force']}", **facts)
 
     async def knobs(self) -> Outcome:
-        """The knobs now, as the engine itself tells them between two steps."""
+        """Returns the knobs now, as the engine itself reports them between two steps."""
         data = await self._get("knobs", "the knobs are not known", KNOBS_S)
         return data if isinstance(data, Outcome) else done("read", **_knob_facts(data)[0])
 
     async def state(self) -> Outcome:
-        """What the gate says of itself, as facts; what it does not say is not there. Not known without a whole answer."""
+        """Returns the gate's report of itself, as facts; leaves out what it does not report. Unknown without a whole answer."""
         data = await self._get("state", "the gate's state is not known", self._deadline_s)
         if isinstance(data, Outcome):
             return data
@@ -150,7 +150,7 @@ class GateHttpClient:
         )
 
     async def _get(self, name: str, unknown: str, deadline_s: float) -> Mapping[str, Any] | Outcome:
-        """A whole answer of the gate's; else why there is none."""
+        """Returns a whole answer of the gate; else an outcome that says why there is none."""
         answer = await self._ask("GET", name, b"", deadline_s)
         if isinstance(answer, Lost):
             return unsure(f"{unknown}: {answer.why}")
@@ -160,7 +160,7 @@ class GateHttpClient:
         return unsure(f"{unknown}: {_reason(answer)}", status=answer.status)
 
     async def _post(self, name: str, fields: Mapping[str, Any], deadline_s: float | None = None) -> Mapping[str, Any] | Outcome:
-        """The gate's answer to a deed that it took; else what became of it."""
+        """Returns the gate's answer to a call that it accepted; else the call's outcome."""
         answer = await self._ask("POST", name, json.dumps(fields).encode(), deadline_s or self._deadline_s)
         if isinstance(answer, Lost):
             return unsure(f"{name}: {answer.why}") if answer.was_sent else failed(f"{name}: {answer.why}", unreachable=True)
@@ -172,20 +172,20 @@ class GateHttpClient:
             newer = {"current": int(current[1])} if current else {}
             return failed(f"{name}: {_reason(answer)}", status=409, stale=True, **newer)
         data = answer.table()
-        # The gate's own words: OpenAI's shape with this status in it, or a call's outcome.
+        # The gate's own answer: OpenAI's shape with this status in it, or a call's outcome.
         is_own = table(data.get("error")).get("code") == answer.status or (data.get("is_running") is False and "error" in data)
         if answer.status == 500 or (answer.status > 501 and not is_own):
-            # The gate stumbled over it, or somebody in between answers, who may have passed it on.
+            # The gate failed on it, or a proxy answers that may have passed it on.
             return unsure(f"{name}: {_reason(answer)}", status=answer.status)
         return failed(f"{name}: {_reason(answer)}", status=answer.status)
 
     async def _ask(self, method: str, name: str, body: bytes, deadline_s: float) -> Reply | Lost:
-        """The first time it is asked without the token: an address may lead to somebody who would keep it."""
+        """Sends one request; first asks once without the token, since the address may lead to a server that would keep it."""
         end_s = asyncio.get_running_loop().time() + deadline_s
         if not self._is_gate:
             met = await self._server.call("GET", "/plimsoll/state", deadline_s=deadline_s)
             if isinstance(met, Lost):
-                return met._replace(was_sent=False)  # of the deed itself nothing was
+                return met._replace(was_sent=False)  # the call itself was not sent
             if met.status in (403, 404):
                 return met
             if not met.asks_for_token:
@@ -210,7 +210,7 @@ def _drain_facts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _knob_facts(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-    """What the gate says of the knobs, the leased values as one text; and these values. `fixed`: those that do not turn."""
+    """Returns the gate's report of the knobs as facts, and the leased values. `fixed`: the knobs that cannot be turned."""
     rows = {name: table(row) for name, row in table(data.get("knobs")).items()}
     leased = {name: value for name, row in rows.items() if (value := number(row.get("lease"))) is not None}
     in_force = {name: number(row.get("in_force")) for name, row in rows.items() if name in leased or not leased}
@@ -222,7 +222,7 @@ def _knob_facts(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, floa
 
 
 def knob_words(values: Mapping[str, float]) -> str:
-    """Knobs and their values as an operator types them."""
+    """Returns knobs and their values as an operator types them."""
     return " ".join(f"{name}={int(value) if value == int(value) else value}" for name, value in sorted(values.items()))
 
 
@@ -239,7 +239,7 @@ def _message(answer: Reply) -> str:
 
 
 def _reason(answer: Reply) -> str:
-    """Why not, in words: ours for what has one cause, else the gate's."""
+    """Returns why it refused: guard's own words for a status with one cause, else the gate's."""
     if answer.status in _WHY:
         return _WHY[answer.status]
     return f"it answers {answer.status}" + (f": {quoted_words(words, 200)}" if (words := _message(answer)) else "")

@@ -1,12 +1,12 @@
 """HAProxy's runtime API over its Unix socket: one server taken out of its backends and put back, each time read back.
 
-`drain` is the state we set: no new work by balancing, what runs goes on, health checks go on. It is also all that we undo.
+Guard sets the state `drain`: no new work by balancing, running work and health checks go on. It also undoes only that.
 A server in `maint` is an operator's: it is out, taking it out is refused, and putting back does not end it. A drain that an
-operator set looks exactly like ours; whoever wants a server left alone uses `maint`.
+operator set looks exactly like guard's own; to have a server left alone, use `maint`.
 
-HAProxy forgets runtime states when it is reloaded (unless it saves them to a state file). `is_out` reads what holds now, so the
-one who drains asks again and again, and takes out again. Afterwards `connections` counts those of the new process alone: the
-gate's own count is what says that nothing is left.
+HAProxy forgets runtime states when it is reloaded (unless it saves them to a state file). `is_out` reads the state of now, so
+a drain asks again and again, and takes the server out again. After a reload `connections` counts those of the new process
+alone: only the gate's own count shows that nothing is left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plimsoll.guard.act.ports import Outcome, ServerHealth, done, failed, unsure
 from plimsoll.guard.adapters.gate import quoted_words
 
 DEADLINE_S = 10.0
-MOST_BYTES = 4 << 20  # of one answer; a server has a line of 100 bytes
+MOST_BYTES = 4 << 20  # bytes of one answer; each server takes a line of 100
 _NAME = r"[A-Za-z0-9_.:-]{1,200}"
 
 # srv_admin_state, by HAProxy's own numbers
@@ -48,14 +48,14 @@ class ServerLine(NamedTuple):
 
 
 class _ServerState(NamedTuple):
-    """What HAProxy says of one server."""
+    """HAProxy's state of one server."""
 
     admin: int
     is_up: bool  # it would get work now
 
 
 class _HaproxyError(Exception):
-    """HAProxy could not be asked, or answers something else; the message is one sentence's worth."""
+    """HAProxy could not be asked, or answered something else; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class HaproxyConfig(key.ConfigTable):
     may_be_last: bool = key.switch("it is taken out also where no other server of the backend is up")
 
     def checked(self, given: Collection[str]) -> Self:
-        """A list of backends may not be empty."""
+        """Returns itself; raises WrongKey for an empty list of backends."""
         del given
         if not self.backends:
             raise key.WrongKey("backend", "backend is one at least")
@@ -87,12 +87,12 @@ class HaproxyConfig(key.ConfigTable):
 
 
 class HAProxy:
-    """One engine behind HAProxy: its places, all of which are taken out and put back together."""
+    """One engine behind HAProxy: its server lines, which are taken out and put back together."""
 
     def __init__(
         self, socket_path: str, places: tuple[ServerLine, ...], *, may_be_last: bool = False, deadline_s: float = DEADLINE_S
     ) -> None:
-        """`may_be_last`: take it out also where no other server of a backend is up."""
+        """`may_be_last`: take it out even if no other server of a backend is up."""
         assert all(re.fullmatch(_NAME, name) for place in places for name in place), "they are words of a line of commands"
         self._socket = socket_path
         self._places = tuple(dict.fromkeys(places))
@@ -101,10 +101,10 @@ class HAProxy:
         self.label = f"HAProxy at {socket_path}, {', '.join(map(str, self._places))}"
 
     async def take_out(self) -> Outcome:
-        """No new work, in any of its places; whoever would be the last one up in any of them stays in all of them.
+        """Takes all its server lines out of rotation, or none if it is the last one up in any backend.
 
-        Refused, with `maint`, where an operator has it in maintenance in any of them: nothing is done then. One that is down
-        takes nothing away, so ask before the gate says that it is not ready: a health check may see that.
+        Refused, with `maint`, if an operator has it in maintenance in any of them. A server that is down is never the last
+        one up, so call this before the gate reports not ready: a health check may see that.
         """
         begun: list[ServerLine] = []
         try:
@@ -127,14 +127,14 @@ class HAProxy:
         return done(f"out of {_names(list(map(str, self._places)))}", already=not todo)
 
     async def put_back(self) -> Outcome:
-        """End our drain, and nothing else that keeps it out."""
+        """Ends guard's drain, and nothing else that keeps it out."""
         begun: list[ServerLine] = []
         try:
             async with asyncio.timeout(self._deadline_s):
                 states = await self._servers()
                 maint = [str(place) for place in self._places if states[place].admin & FORCED_MAINT]
                 for place in self._places:
-                    # `ready` ends a maintenance too, so it is never said to a server that is in one.
+                    # `ready` ends a maintenance too, so it is never sent for a server that is in one.
                     if states[place].admin & FORCED_DRAIN and not states[place].admin & FORCED_MAINT:
                         await self._set(place, "ready", begun)
                 states = await self._servers()
@@ -148,7 +148,7 @@ class HAProxy:
         return done(f"back in {_names(list(map(str, self._places)))}", maint=False)
 
     async def is_out(self) -> bool | None:
-        """Whether it is out everywhere, as HAProxy says now; None where it cannot be asked or does not know such a server."""
+        """True if it is out of rotation everywhere; None where HAProxy cannot be asked or does not know the server."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 states = await self._servers()
@@ -157,12 +157,12 @@ class HAProxy:
         return all(states[place].admin & OUT for place in self._places)
 
     async def connections(self) -> int | None:
-        """What HAProxy has with this server now and what it keeps queued for it; None where that cannot be read."""
+        """Returns HAProxy's current and queued connections of this server; None where they cannot be read."""
         rows = await self._statistics()
         return None if rows is None else _sum(row.get(name) or "0" for row in rows for name in ("scur", "qcur"))
 
     async def health(self) -> ServerHealth | None:
-        """Whether it is down in all places by HAProxy's own check, the bytes of its answers, and whether it is in `maint`."""
+        """Returns HAProxy's own check (down only if down in all backends), `maint`, and its traffic; None where unreadable."""
         rows = await self._statistics()
         if rows is None:
             return None
@@ -177,12 +177,12 @@ class HAProxy:
         return unsure(f"HAProxy: {why}") if begun else failed(f"HAProxy: {why}")
 
     def _is_last(self, place: ServerLine, states: Mapping[ServerLine, _ServerState]) -> bool:
-        """Whether it is up and nobody else in its backend is."""
+        """True if it is up and no other server of its backend is."""
         others = [state for other, state in states.items() if other.backend == place.backend and other not in self._places]
         return states[place].is_up and not any(state.is_up for state in others)
 
     async def _servers(self) -> dict[ServerLine, _ServerState]:
-        """Every server of its backends, its own places among them, by what stands in the heading's columns."""
+        """Returns every server of its backends, its own among them; the heading names the columns."""
         states = {}
         for backend in dict.fromkeys(place.backend for place in self._places):
             lines = (await self._say(f"show servers state {backend}")).splitlines()
@@ -204,7 +204,7 @@ class HAProxy:
         return states
 
     async def _statistics(self) -> list[dict[str, str]] | None:
-        """The row of each of its places; None where they cannot be read."""
+        """Returns the row of each of its server lines; None where they cannot be read."""
         found: dict[ServerLine, dict[str, str]] = {}
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -219,7 +219,7 @@ class HAProxy:
         return [found[place] for place in self._places] if all(place in found for place in self._places) else None
 
     async def _set(self, place: ServerLine, state: str, begun: list[ServerLine]) -> None:
-        """`begun` holds it afterwards, unless HAProxy itself says that it did nothing."""
+        """Sets the state of one server line, and keeps it in `begun` unless HAProxy says that it did nothing."""
         begun.append(place)
         answer = await self._say(f"set server {place} state {state}")
         if complaint := _complaint(answer.splitlines()):
@@ -227,7 +227,7 @@ class HAProxy:
             raise _HaproxyError(complaint)
 
     async def _say(self, command: str) -> str:
-        """One command and its whole answer; HAProxy ends the connection after it."""
+        """Sends one command and returns its whole answer; HAProxy ends the connection after it."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket)
         except OSError as problem:
@@ -252,7 +252,7 @@ def _complaint(lines: list[str]) -> str:
 
 
 def _sum(texts: Iterable[str]) -> int | None:
-    """The sum of counts; None where one of them is none."""
+    """Returns the sum of the counts; None where one of them is no number."""
     found = list(texts)
     return sum(map(int, found)) if all(text.isdecimal() and len(text) < 20 for text in found) else None
 

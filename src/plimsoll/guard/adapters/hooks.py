@@ -1,4 +1,4 @@
-"""Any other balancer, by a command or a webhook of the user's own; docs/balancers.md has the contract.
+"""Any other balancer, through the user's own command or webhook; docs/balancers.md has the contract.
 
 Four verbs: take-out, put-back, is-out, connections. A command is started without a shell, in a session of its own, with a time
 limit after which its whole group is killed, and with a small environment: nothing of guard's own, which holds its tokens.
@@ -31,10 +31,10 @@ _PLACES = re.compile(r"\{(verb|engine)\}")
 
 
 class _Hook(abc.ABC):
-    """What a command and a webhook have in common."""
+    """A balancer behind a command or a webhook."""
 
     def __init__(self, label: str) -> None:
-        self.epoch = 0  # of the lock's holder; whoever acts sets it before it does
+        self.epoch = 0  # of the lock's holder; set before each action
         self.label = label
 
     async def take_out(self) -> Outcome:
@@ -44,11 +44,11 @@ class _Hook(abc.ABC):
         return await self._act(PUT_BACK, "back in")
 
     async def is_out(self) -> bool | None:
-        """As the balancer says now; None where the hook cannot tell."""
+        """True if the balancer reports it out of rotation; None where the hook cannot tell."""
         return (await self._ask(IS_OUT)).is_done
 
     async def connections(self) -> int | None:
-        """How many the balancer has with this engine now; None where the hook cannot tell."""
+        """Returns the balancer's current connections to this engine; None where the hook cannot tell."""
         answer = await self._ask(CONNECTIONS)
         return int(answer.facts["connections"]) if answer.is_done and "connections" in answer.facts else None
 
@@ -59,7 +59,7 @@ class _Hook(abc.ABC):
 
     @abc.abstractmethod
     async def _ask(self, verb: str) -> Outcome:
-        """The hook's answer to one verb: its sentence, `again` where it is worth asking again, and `connections`."""
+        """Returns the hook's answer to one verb: its sentence, `again` where asking again may help, and `connections`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class CommandBalancerConfig(key.ConfigTable):
 
 
 class CommandBalancer(_Hook):
-    """A balancer that a command speaks to: `["/usr/local/bin/lb", "{verb}", "{engine}"]`."""
+    """A balancer behind a command: `["/usr/local/bin/lb", "{verb}", "{engine}"]`."""
 
     def __init__(
         self, command: Sequence[str], engine: str, *,
         deadline_s: float = DEADLINE_S, environment: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """`environment` is added to the few variables that are passed on. BadInput where there is no program to start."""
+        """`environment` is added to the few variables passed on. Raises BadInput where there is no program to start."""
         if not command or not command[0].startswith("/") or any("\0" in word for word in (*command, engine)):
             raise BadInput("a balancer's command is a list of words, the first of which is the whole path of a program")
         super().__init__(f"the command {command[0]}")
@@ -106,7 +106,7 @@ class CommandBalancer(_Hook):
             return done(words)
         if ran.code == NOT_YET:
             return failed(words, again=True)
-        # A question that failed is not answered; an action that failed was not done. A signal may have come at any moment.
+        # A failed question has no answer; a failed action was not done. A signal may have come at any moment.
         why = f"signal {-ran.code}" if ran.code < 0 else f"exit code {ran.code}"
         why += f": {words}" if words else ""
         return failed(why, again=False) if is_action and ran.code > 0 else unsure(why)
@@ -124,10 +124,10 @@ class WebhookBalancerConfig(key.ConfigTable):
 
 
 class WebhookBalancer(_Hook):
-    """A balancer that something behind an address speaks to; `login` goes into the Authorization header and nowhere else."""
+    """A balancer behind a webhook; `login` goes into the Authorization header and nowhere else."""
 
     def __init__(self, url: str, engine: str, login: str | None = None, *, deadline_s: float = DEADLINE_S) -> None:
-        """BadInput if the address or the login cannot be one."""
+        """Raises BadInput for a wrong address, or a login that no header can carry."""
         if login is not None and not (login and login.isascii() and login.isprintable()):
             raise BadInput("the login of a balancer's webhook holds letters that a header cannot have")
         self._server = HttpClient(url)
@@ -171,22 +171,22 @@ class ReadinessConfig(key.ConfigTable):
 
 
 class ReadinessBalancer:
-    """A balancer that asks /plimsoll/ready by itself, and stops sending when that says 503.
+    """A balancer that asks /plimsoll/ready by itself, and stops sending when that answers 503.
 
-    The drain's first phase is the message, so `take_out` is done at once, and `is_out` and `connections` are never known. Phase
-    one ends when the gate sees the balancer stop: no request for its `quiet_s`, or after its `bound_s`. So nobody may ask the
-    gate to refuse at once.
+    The drain's first phase tells it, so `take_out` is done at once, and `is_out` and `connections` are never known. Phase one
+    ends when no request has reached the gate for its `quiet_s`, or after its `bound_s`. So nobody may ask the gate to refuse
+    at once.
     """
 
     label = "a balancer that asks for readiness by itself"
     epoch = 0
 
     async def take_out(self) -> Outcome:
-        """Nothing is done: the drain itself is what it sees."""
+        """Does nothing: the balancer sees the drain itself."""
         return done("the balancer is told nothing: it sees that the engine is not ready", readiness=True)
 
     async def put_back(self) -> Outcome:
-        """Nothing is done: the end of the drain is what it sees."""
+        """Does nothing: the balancer sees the end of the drain."""
         return done("the balancer is told nothing: it sees that the engine is ready", readiness=True)
 
     async def is_out(self) -> bool | None:

@@ -1,7 +1,7 @@
-"""Who a user of guard's API is, by the cluster's own word: TokenReview says who, SubjectAccessReview what they may.
+"""Asks the cluster who a user of guard's API is (TokenReview) and what the user may do (SubjectAccessReview).
 
-Who may `get` pods in every namespace of the fleet may read. Who may `create` `pods/eviction` for a pod may act on that engine;
-who may `update` the Lease of guard's namespace may act on everything. Answers are believed for a minute.
+A user who may `get` pods in every namespace of the fleet may read; one who may `create` `pods/eviction` for a pod may act on
+that engine; one who may `update` the Lease of guard's namespace may act on everything. Answers are kept for a minute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class ClusterIdentities:
-    """Asks the cluster. `asked_about` is the engine that a path is about, `pod` the pod of an engine."""
+    """Identifies users by the cluster. `asked_about` returns the engine of a path, `pod` the pod of an engine."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ClusterIdentities:
         self._known: dict[bytes, tuple[float, str | HttpAnswer]] = {}
 
     async def identify(self, token: str, method: str, path: str) -> str | HttpAnswer:
-        """The user's name; 401 for a token that nobody knows, 403 for one that may not, 503 where the cluster cannot tell."""
+        """Returns the user's name, or an answer: 401 for an unknown token, 403 for a missing right, 503 without the cluster."""
         pod = self._pod(self._asked_about(path)) if method == "POST" else None
         # What the user must be allowed to do with kubectl.
         needs = [{"verb": "get", "resource": "pods", "namespace": space} for space in self._namespaces]
@@ -76,7 +76,7 @@ class ClusterIdentities:
         shown, groups = shown_line(name)[:200], user.get("groups")
         for wanted in needs:
             spec = {"user": name, "groups": groups if isinstance(groups, list) else [], "resourceAttributes": wanted}
-            spec |= {key: user[key] for key in ("uid", "extra") if user.get(key)}  # a cloud's authorizer may go by them
+            spec |= {key: user[key] for key in ("uid", "extra") if user.get(key)}  # a cloud's authorizer may need them
             body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
             reply = await self._cluster.ask("POST", _ACCESS, body, TIMEOUT_S)
             if reply.status not in (200, 201):

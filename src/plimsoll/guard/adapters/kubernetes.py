@@ -1,8 +1,8 @@
-"""A pod as an engine: what the cluster says of it and of its owner, and its restart by eviction.
+"""A pod as an engine: the cluster's state of it and of its owner, and its restart by eviction.
 
-It is evicted through the API, so that disruption budgets hold, and replaced by whoever owns it. The uid goes along as a
-precondition: another pod of the same name is never evicted. Nothing is deleted by force, and a pod that nobody would replace is
-left alone. A guard in the pod itself would evict itself, so there it only watches.
+It is evicted through the API, so that disruption budgets apply, and its owner replaces it. The uid is sent as a precondition:
+another pod of the same name is never evicted. Nothing is deleted by force, and a pod that nobody would replace is left alone.
+A guard in the pod itself would evict itself, so there it only watches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_PODS = 500
 USUAL_PORT = 8000
 RUNNING, OVER = "Running", ("Failed", "Succeeded")
 WORDS_MAX = 100
-ARGUMENTS_MAX = 64 << 10  # letters of a container's command that are looked through
+ARGUMENTS_MAX = 64 << 10  # letters of a container's command that are searched
 LONGEST_RETRY_S = 60.0
 LABELS = r"[A-Za-z0-9_./=!,() -]{0,512}"
 _UID = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -49,7 +49,7 @@ _NODES = re.compile(r"(?<![\w-])--nnodes[ =]+(?:[2-9]|\d\d)")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who makes the pods."""
+    """A controller that makes pods."""
 
     kind: str
     name: str
@@ -70,13 +70,13 @@ class Pod:
     port: int
     phase: str
     is_going: bool  # it is being deleted
-    restarts: int | None  # of the container that serves the port, or else of the one that was started most often
+    restarts: int | None  # of the container that serves the port, else of the one with the most
     ended: str  # why it has ended for good, in words; empty if it has not, or if somebody may start it again
     owner: Owner | None  # its controller
     node: str
     is_ready: bool
     created: str
-    disrupted: str  # who is about to end it, by its condition DisruptionTarget
+    disrupted: str  # what is about to end it, by its condition DisruptionTarget
     observed: str  # why it is never restarted alone
 
     @property
@@ -85,7 +85,7 @@ class Pod:
 
 
 def read_pod(item: Any, port: int | None = None) -> Pod:
-    """A pod of a list; `port` where the user has named it, else the one called http, else the only one, else vLLM's own."""
+    """Reads a pod of a list. Its port is `port` if given, else the one called http, else the only one, else vLLM's own."""
     about, spec, status = (table(table(item).get(key)) for key in ("metadata", "spec", "status"))
     address, phase = status.get("podIP"), str(status.get("phase", ""))
     ports = [
@@ -124,7 +124,7 @@ def read_pod(item: Any, port: int | None = None) -> Pod:
 
 
 def controller_of(item: Any) -> Owner | None:
-    """The owner that controls an object; None where it has none that could be named."""
+    """Returns the owner that controls an object; None where it names none."""
     for owner in tables(table(table(item).get("metadata")).get("ownerReferences")):
         kind, name, uid = owner.get("kind"), _name(owner.get("name")), owner.get("uid")
         if owner.get("controller") is True and isinstance(kind, str) and isinstance(uid, str) and _UID.fullmatch(uid):
@@ -133,7 +133,7 @@ def controller_of(item: Any) -> Owner | None:
 
 
 def _ended(owner: Owner | None, spec: Mapping[str, Any], status: Mapping[str, Any], states: list[Mapping[str, Any]]) -> str:
-    """Only where nobody starts it again: the node may not, and there is no controller that would put another in its place."""
+    """Returns why it has ended for good: the node may not start it again, and no controller would replace it; else ""."""
     if spec.get("restartPolicy") != "Never" or owner is not None:
         return ""
     for state in states:
@@ -146,7 +146,7 @@ def _ended(owner: Owner | None, spec: Mapping[str, Any], status: Mapping[str, An
 
 
 def _observed(labels: Mapping[str, Any], owner: Owner | None, spec: Mapping[str, Any]) -> str:
-    """Why this pod is never restarted alone: it serves together with others, or nobody would replace it."""
+    """Returns why this pod is never restarted alone: it serves together with others, or nobody would replace it."""
     for label, kind in _GROUP_LABELS.items():
         if labels.get(label):
             return f"it is a pod of {kind} {_words(labels[label])}: guard never restarts one pod of such a group"
@@ -156,7 +156,7 @@ def _observed(labels: Mapping[str, Any], owner: Owner | None, spec: Mapping[str,
     containers = tables(spec.get("containers"))
     lists = [one.get(name) for one in containers for name in ("command", "args")]
     words = [str(word) for words in lists if isinstance(words, list) for word in words]
-    # KServe passes flags by a variable, and so do scripts.
+    # KServe passes flags in an environment variable, and so do scripts.
     words += [str(variable.get("value")) for one in containers for variable in tables(one.get("env"))]
     text = " ".join(words)[:ARGUMENTS_MAX].replace("_", "-")
     found = _SHARED.search(text)
@@ -172,7 +172,7 @@ def _observed(labels: Mapping[str, Any], owner: Owner | None, spec: Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class OwnerStatus:
-    """How many pods an owner wants, how many are ready, and whether it replaces them all just now."""
+    """The pods that an owner wants, those that are ready, and the rollout that runs now, if any."""
 
     wanted: int
     ready: int
@@ -180,7 +180,7 @@ class OwnerStatus:
 
 
 def read_owner(owner: Owner, item: Mapping[str, Any]) -> OwnerStatus | None:
-    """Its status; None where the answer is not of this owner."""
+    """Reads an owner's status; None where the answer is about another object."""
     about, spec, status = (table(item.get(name)) for name in ("metadata", "spec", "status"))
     if about.get("uid") != owner.uid:
         return None
@@ -200,7 +200,7 @@ def read_owner(owner: Owner, item: Mapping[str, Any]) -> OwnerStatus | None:
 
 
 def node_leaving(item: Mapping[str, Any]) -> tuple[str, bool]:
-    """Why a node is about to lose its pods, and whether that cannot be waited for: it is taken back; else it is cordoned."""
+    """Returns why a node is about to lose its pods, and True if it is being taken back, False if it is only cordoned."""
     name, spec = _name(table(item.get("metadata")).get("name")), table(item.get("spec"))
     for taint in tables(spec.get("taints")):
         known = LEAVING_TAINTS.get(str(taint.get("key")))
@@ -222,18 +222,18 @@ class PodConfig(key.ConfigTable):
         "", "labels by which the pod that takes its place is known", pattern=LABELS, pattern_name="a label selector"
     )
     uid: str = ""  # of a pod that was discovered
-    is_owner_checked: bool = False  # a rollout of its owner is respected
+    is_owner_checked: bool = False  # whether a rollout of its owner blocks a restart
 
     def build(self) -> PodEviction:
-        """The pod; BadInput where guard runs in no cluster."""
+        """Returns the pod's restarter; BadInput where guard runs in no cluster."""
         return PodEviction(self)
 
 
 class PodEviction:
-    """One pod: the one that bears this name when it is first looked at, or the one with `uid`.
+    """One pod: the one that has this name at the first look, or the one with `uid`.
 
-    What `learn` tells is to be written down before `stop`, and given back by `recall` to a guard that comes later: only so does
-    that one know the old pod from the new, which may bear the same name.
+    The facts of `learn` must be in the journal before `stop`, and go to a later guard by `recall`: only so can it tell the old
+    pod from the new one, which may have the same name.
     """
 
     replaces = True
@@ -243,7 +243,7 @@ class PodEviction:
     def __init__(
         self, config: PodConfig, *, cluster: ClusterClient | None = None, environ: Mapping[str, str] = os.environ
     ) -> None:
-        """BadInput for what cannot be a name (a cluster or an older journal may say anything), or where this is no pod."""
+        """Raises BadInput for what cannot be a name (a cluster or an older journal may say anything), or outside a cluster."""
         self._cluster = cluster or ClusterClient(environ=environ)
         own, pod, selector, uid = self._cluster.namespace(), config.pod, config.selector, config.uid
         namespace = config.namespace or own
@@ -255,16 +255,16 @@ class PodEviction:
         self.is_own_pod = self._cluster.is_pod and pod in here and own in ("", namespace)
         self._pod, self._namespace, self._selector = pod, namespace, selector
         self._given, self._uid, self._owner = uid, uid, ""
-        self._since, self._siblings = "", frozenset[str]()  # the newest pods of the owner when this one was still there
+        self._since, self._siblings = "", frozenset[str]()  # the newest pods of the owner while this one still existed
         self._is_owner_checked = config.is_owner_checked
         self._top: Owner | None = None
         self.label = f"the pod {namespace}/{pod}"
 
     async def learn(self) -> Outcome:
-        """Which pod it is, who owns it and who else is there: as facts, for the record, before anything is done."""
+        """Returns the pod's uid, its owner and its siblings as facts for the journal, before anything is done."""
         if self.is_own_pod:
             return failed("guard runs in this pod: a sidecar only watches", own_pod=True)
-        # An action begins: one of the same name that replaced the last is another pod.
+        # A new action: a pod of the same name that replaced the last one is another pod.
         self._uid, self._owner, self._siblings = self._given, "", frozenset()
         answer = await self._look()
         if isinstance(answer, Outcome):
@@ -276,7 +276,7 @@ class PodEviction:
         return await self._learn(answer) or done(f"it is {self.label}, and will be replaced", **self._facts())
 
     def recall(self, facts: Mapping[str, str | int | float | bool]) -> None:
-        """What an earlier guard learned of it; anything odd is left out."""
+        """Takes over the facts that an earlier guard learned; ignores malformed ones."""
         uid, owner, since, siblings = (facts.get(name) for name in ("uid", "owner", "since", "siblings"))
         self._uid = uid if isinstance(uid, str) and _UID.fullmatch(uid) else self._uid
         self._owner = owner if isinstance(owner, str) and _UID.fullmatch(owner) else self._owner
@@ -285,16 +285,16 @@ class PodEviction:
             self._siblings = frozenset(item for item in siblings.split(",") if _UID.fullmatch(item))
 
     async def is_running(self) -> bool | None:
-        """Whether that very pod is still there, also while it ends; None where nobody knows."""
+        """True if that very pod still exists, also while it ends; None where unknown."""
         answer = await self._look()
         return None if isinstance(answer, Outcome) else answer != _GONE
 
     async def pids(self) -> tuple[int, ...]:
-        """None that guard could see from here."""
+        """Returns none: guard cannot see a pod's processes."""
         return ()
 
     async def stop(self, deadline_s: float) -> Outcome:
-        """Evict it and wait until it is gone; past the deadline it is left to Kubernetes, and that is said."""
+        """Evicts it and waits until it is gone; past the deadline it is left to Kubernetes, and the outcome says so."""
         if self.is_own_pod:
             return failed("guard runs in this pod: a sidecar only watches", own_pod=True)
         answer = await self._look()
@@ -317,7 +317,7 @@ class PodEviction:
         return done("the pod was evicted and is gone", was_running=True, **self._facts())
 
     async def start(self) -> Outcome:
-        """Whoever owns the pod makes a new one: done as soon as it is there, with `ready` and its name and address."""
+        """Waits for the pod that the owner makes: done once it exists, with `ready` and its name and address."""
         if not self._owner:
             return unsure("who would make the new pod is not known: the pod was not evicted by this guard")
         pods = await self._pods()
@@ -343,7 +343,7 @@ class PodEviction:
     # The pod
 
     async def _look(self) -> Mapping[str, Any] | str | Outcome:
-        """The pod, or that it is gone, or why nobody knows."""
+        """Returns the pod, `_GONE`, or an outcome that says why it is unknown."""
         reply = await self._cluster.ask("GET", self._path(f"pods/{quote(self._pod, safe='')}"))
         if reply.status == 404 and reply.table().get("kind") == "Status":
             return _GONE
@@ -357,7 +357,7 @@ class PodEviction:
         return answer if pod.uid == self._uid else _GONE
 
     async def _learn(self, answer: Mapping[str, Any]) -> Outcome | None:
-        """Who will replace it, and who is there already; a reason not to go on, if there is one."""
+        """Learns its owner and its siblings; returns a reason not to go on, None if there is none."""
         pod = read_pod(answer)
         if pod.owner is None or pod.owner.kind == "Job":
             return failed("nobody would replace this pod: it has no controller that does", bare=True)
@@ -393,7 +393,7 @@ class PodEviction:
     # The eviction
 
     async def _evict(self, end_s: float) -> Outcome | None:
-        """None where it was taken, or had become needless; else why not. A Retry-After that ends in time is waited for."""
+        """Evicts it: None if accepted, or if the pod is gone already; else why not. Waits for a Retry-After within time."""
         body = {
             "apiVersion": "policy/v1", "kind": "Eviction",
             "metadata": {"name": self._pod, "namespace": self._namespace},
@@ -402,11 +402,11 @@ class PodEviction:
         while True:
             reply = await self._cluster.ask("POST", self._path(f"pods/{quote(self._pod, safe='')}/eviction"), body)
             if isinstance(reply, Lost):
-                # Asking again does the same as asking once: the uid is the precondition.
+                # Repeating is safe: the uid is the precondition.
                 says = f"whether the pod was evicted is not known: {reply.why}"
                 return unsure(says, **self._facts()) if reply.was_sent else failed(says, unreachable=True)
             if reply.status in (200, 201) or reply.status in (404, 409):
-                return None  # gone, or another pod bears the name: the wait for it tells
+                return None  # gone, or another pod has the name: the wait for its end tells
             if reply.status != 429:
                 break
             after_s = retry_after_s(reply)
@@ -425,7 +425,7 @@ class PodEviction:
         return {**self.identity(), **known}
 
     def identity(self) -> dict[str, str]:
-        """Which pod of those that were found it is: a later guard may no longer find it."""
+        """Returns the pod's name, namespace, selector and uid if it was discovered: a later guard may no longer find it."""
         if not self._is_owner_checked:
             return {}
         return {"pod": self._pod, "namespace": self._namespace, "selector": self._selector, "uid": self._uid}
@@ -435,7 +435,7 @@ class PodEviction:
 
 
 async def top_owner(cluster: ClusterClient, namespace: str, owner: Owner) -> Owner | str:
-    """The Deployment of a ReplicaSet, or the owner itself; why it is not known, as a text."""
+    """Returns the Deployment of a ReplicaSet, or the owner itself; a text that says why where it is unknown."""
     if owner.kind != "ReplicaSet" or not owner.name:
         return owner
     reply = await cluster.ask("GET", _owner_path(namespace, owner))
@@ -445,7 +445,7 @@ async def top_owner(cluster: ClusterClient, namespace: str, owner: Owner) -> Own
 
 
 async def owner_status(cluster: ClusterClient, namespace: str, owner: Owner) -> OwnerStatus | str:
-    """How an owner is; why it is not known, as a text."""
+    """Returns an owner's status; a text that says why where it is unknown."""
     if owner.kind not in REPLACING or not owner.name:
         return f"its owner is a {owner.kind}: guard only restarts pods of a Deployment, ReplicaSet or StatefulSet"
     reply = await cluster.ask("GET", _owner_path(namespace, owner))
@@ -458,7 +458,7 @@ def _owner_path(namespace: str, owner: Owner) -> str:
 
 
 def retry_after_s(reply: Reply) -> float | None:
-    """How long the server asks to wait; None where it does not say."""
+    """Returns how long the server asks to wait; None where it does not say."""
     text = reply.headers.get("Retry-After", "")
     return min(LONGEST_RETRY_S, float(text)) if re.fullmatch(r"[0-9]{1,6}", text) else None
 

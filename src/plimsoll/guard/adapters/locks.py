@@ -1,12 +1,11 @@
-"""The fleet's locks that a service keeps: a key of etcd, or a Lease of Kubernetes; file_lock.py has the one in a file.
+"""The fleet's lock in a service: a key of etcd, or a Lease of Kubernetes; file_lock.py has the one in a file.
 
 A lock is for the guards of one fleet: at most one of them acts. Each time that it changes hands its epoch grows, and drains,
 undrains and knobs carry it; a gate refuses an epoch older than one it has seen. So it does no harm there if a guard that was
-stopped in mid-thought wakes up and believes that it still holds the lock. What does not look at the epoch (a balancer, a
-process that is stopped or started) is not protected in that way: there a guard asks `renew` right before, and the time between
-that answer and the deed is what no lock can cover. Where a service counts from an earlier number again (an etcd set up anew or
-restored, a Lease that was deleted), gates that saw greater epochs refuse every deed until their engines start again, which is
-safe.
+suspended wakes up and believes that it still holds the lock. Whatever does not check the epoch (a balancer, a process that is
+stopped or started) is not protected in that way: there a guard calls `renew` right before, and no lock can cover the time
+between that answer and the action. Where a service counts from an earlier number again (an etcd set up anew or restored, a
+Lease that was deleted), gates that saw greater epochs refuse every action until their engines start again, which is safe.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from plimsoll.guard.adapters.cluster import NAMESPACE, OBJECT_NAME, SERVICE_ACCO
 from plimsoll.net.client import HttpClient, Lost, Reply, table
 from plimsoll.redaction import printable, redact
 
-EPOCH_MAX = 2**62  # what a gate takes
+EPOCH_MAX = 2**62  # the greatest that a gate accepts
 OWNER_MAX = 200
 TTL_S = 30
 TIMEOUT_S = 5.0
@@ -42,18 +41,18 @@ _LEAST_S = 0.05
 
 
 def ttl_key() -> Any:
-    """The key of the time for which a service grants the lock."""
+    """Returns the configuration key of the time for which a service grants the lock."""
     text = "of etcd's key and the Lease: so long after a guard died another may act"
     return key.duration(TTL_S, 15.0, 300.0, text, convert=int)
 
 
 def now_s() -> float:
-    """Seconds of a clock that nobody sets, and that goes on while the machine sleeps: a lease does too."""
+    """Returns seconds of a clock that nobody sets and that counts while the machine sleeps, as a lease does."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def shown(text: object) -> str:
-    """What may be shown of a name that came from outside: short, printable, nothing secret."""
+    """Returns a name that came from outside, fit to be shown: short, printable, without secrets."""
     words = printable(str(text)[:4096])
     return redact(" ".join(words.split()))[:OWNER_MAX] or "somebody without a name"
 
@@ -63,18 +62,18 @@ def is_epoch(value: object) -> bool:
 
 
 def count(value: object) -> int | None:
-    """A whole number, also where JSON carries it as a text; None if it is none."""
+    """Reads a whole number, also one that JSON carries as a text; None if it is none."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,19}", value):
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
 class Unanswered(Exception):
-    """There is no answer to be believed; its words go on from the service's name. It may have done what was asked."""
+    """The service gave no usable answer, but may have done what was asked; the message follows the service's name."""
 
 
 def believed(told: Reply | Lost) -> tuple[int, Mapping[str, Any]]:
-    """The status, and the JSON object that came with it; Unanswered where none came, or a good status without an object."""
+    """Returns the status and the JSON object of an answer; Unanswered if none came, or a good status without an object."""
     if isinstance(told, Lost):
         raise Unanswered(told.why)
     found = told.table()
@@ -84,23 +83,23 @@ def believed(told: Reply | Lost) -> tuple[int, Mapping[str, Any]]:
 
 
 class ServiceLock(abc.ABC):
-    """One guard's hand on a lock. Its methods end within `timeout_s`, and never raise for what the service does."""
+    """One guard's handle on a lock. Its methods end within `timeout_s`, and never raise for what the service does."""
 
     def __init__(self, service: str, label: str, ttl_s: int, timeout_s: float) -> None:
-        """`service` is how sentences call it, `label` how they call the lock."""
+        """`service` and `label` are the names of the service and of the lock in messages."""
         self._service, self.label = service, label
         self._ttl_s, self._timeout_s = ttl_s, timeout_s
-        self._mark = secrets.token_hex(8)  # tells us from a guard with the same name, also from one that we were before
-        self._epoch, self._until_s = 0, -math.inf  # 0: not held; past the time, by now_s, somebody else may have it
+        self._mark = secrets.token_hex(8)  # distinguishes us from any other guard with the same name, also an earlier one
+        self._epoch, self._until_s = 0, -math.inf  # epoch 0: not held; after that time, by now_s, somebody else may have it
         self._one_at_a_time = asyncio.Lock()
 
     @property
     def left_s(self) -> float:
-        """How long it is ours without asking again."""
+        """Seconds for which the lock is held without renewal."""
         return round(max(0.0, self._until_s - now_s()), 3)
 
     async def acquire(self, owner: str) -> Outcome:
-        """Take the lock: done with its epoch, failed if somebody else has it, unsure if the service cannot be asked."""
+        """Takes the lock: done with its epoch, failed if somebody else has it, unsure if the service cannot be asked."""
         async with self._one_at_a_time:
             deadline = now_s() + self._timeout_s
             if self._epoch:
@@ -113,12 +112,12 @@ class ServiceLock(abc.ABC):
                 return unsure(f"the lock cannot be taken: {self._service} {problem}")
 
     async def renew(self) -> Outcome:
-        """Prolong it: failed as soon as it is not ours any more; unsure while nobody can be asked and its time still runs."""
+        """Renews it: failed once it is lost; unsure while the service cannot be asked and the lease still runs."""
         async with self._one_at_a_time:
             return await self._renew(now_s() + self._timeout_s) if self._epoch else failed("the lock is not ours")
 
     async def release(self) -> Outcome:
-        """Give it up. Unsure means: it ends when its time is over, or with another try."""
+        """Releases it. Unsure means: it ends when its lease expires, or with another try."""
         async with self._one_at_a_time:
             if not self._epoch:
                 return done("the lock was not ours")
@@ -145,7 +144,7 @@ class ServiceLock(abc.ABC):
         return self._take(self._epoch, began + found)
 
     def _take(self, epoch: int, until_s: float) -> Outcome:
-        """It was granted; unsure if the answer was read so late that its time is over (we were stopped in between)."""
+        """Records a granted lock; unsure if the answer was read after its lease expired (guard was suspended in between)."""
         self._epoch, self._until_s = epoch, until_s
         left_s = self.left_s
         if not left_s:
@@ -153,21 +152,21 @@ class ServiceLock(abc.ABC):
         return done(f"the lock is ours (epoch {epoch}) for {left_s:.0f} s", epoch=epoch, left_s=left_s)
 
     @abc.abstractmethod
-    async def _acquire(self, owner: str, deadline: float) -> Outcome: ...  # which is not held so far as we know
+    async def _acquire(self, owner: str, deadline: float) -> Outcome: ...  # called only if not held, so far as we know
 
     @abc.abstractmethod
     async def _prolong(self, deadline: float) -> int | str:
-        """For how many seconds it is ours from when this was asked; where it is lost, what more is known of that."""
+        """Returns the seconds granted from the moment of the request; where it is lost, a text with the details."""
 
     @abc.abstractmethod
-    async def _free(self, deadline: float) -> None: ...  # all is well if it was lost already
+    async def _free(self, deadline: float) -> None: ...  # no error if it was lost already
 
 
 # etcd, by its JSON gateway: a key that lives as long as its lease, and whose create revision is the epoch: that grows with
 # every change of anything in etcd, so each holder's epoch is greater than all before. A holder that was killed keeps the others
-# waiting for the rest of its lease. One that was stopped (SIGSTOP) for longer has lost the lock: `renew` tells it so.
+# waiting for the rest of its lease. One that was stopped (SIGSTOP) for longer has lost the lock, and `renew` fails.
 
-ETCD_BYTES = 1 << 20  # whatever lies under the key, somebody holds it
+ETCD_BYTES = 1 << 20  # whatever the key's value, somebody holds the lock
 _UNAUTHENTICATED = ("invalid auth token", "user name is empty", "revision of auth store is old")
 
 
@@ -187,7 +186,7 @@ class EtcdLockConfig(key.ConfigTable):
     key_file: str = key.path("its key", "")
 
     def checked(self, given: Collection[str]) -> Self:
-        """An address and a key; a user with a password, a certificate with its key."""
+        """Returns itself; raises WrongKey without an address or a key, a user's password, or a certificate's key."""
         if not self.endpoints or not self.lock_key:
             raise key.WrongKey("key" if self.endpoints else "etcd", "etcd needs an address and a key")
         if ("user" in given) != ("password_file" in given) or ("cert_file" in given) != ("key_file" in given):
@@ -199,7 +198,7 @@ class EtcdLockConfig(key.ConfigTable):
 
 
 class _Key(NamedTuple):
-    """What lies under the key."""
+    """The lock's key as etcd has it."""
 
     epoch: int
     lease: int
@@ -208,11 +207,11 @@ class _Key(NamedTuple):
 
 
 class _NoLease(Unanswered):
-    """The lease that was named is over."""
+    """The named lease has expired."""
 
 
 class EtcdLock(ServiceLock):
-    """The lock under one key, at whichever endpoint answers."""
+    """The lock under one key, at any endpoint that answers."""
 
     def __init__(self, config: EtcdLockConfig, *, timeout_s: float = TIMEOUT_S) -> None:
         if any("?" in endpoint or endpoint.startswith("unix:") for endpoint in config.endpoints):
@@ -243,7 +242,7 @@ class EtcdLock(ServiceLock):
                 return unsure(f"{went_back}: was it restored from a backup?")
         if found.mark != self._mark:
             return failed(f"the lock is held by {shown(found.owner)} (epoch {found.epoch})", holder=shown(found.owner))
-        # An earlier try of ours, whose answer was lost: how much of its lease is left, only etcd can tell.
+        # Our own earlier try, whose answer was lost: only etcd can tell how much of its lease is left.
         self._lease, self._last_epoch = found.lease, found.epoch
         self._epoch, self._until_s = found.epoch, now_s()
         return await self._renew(deadline)
@@ -267,7 +266,7 @@ class EtcdLock(ServiceLock):
         return _key_in(await self._ask("/v3/kv/range", {"key": self._key}, deadline))
 
     async def _put(self, owner: str, lease: int, deadline: float) -> _Key:
-        """Make the key if there is none; what lies there then, ours or another's."""
+        """Creates the key if there is none; returns the key that is there then, ours or another's."""
         value = {"owner": owner[:OWNER_MAX], "mark": self._mark, "since": round(time.time(), 3)}
         put = {"key": self._key, "lease": str(lease), "value": base64.b64encode(json.dumps(value).encode()).decode()}
         look = {"request_range": {"key": self._key}}
@@ -293,7 +292,7 @@ class EtcdLock(ServiceLock):
             await self._authenticate(deadline)
         status, found = await self._anywhere(path, body, deadline)
         if self._config.user and status in (400, 401) and any(words in _error(found) for words in _UNAUTHENTICATED):
-            await self._authenticate(deadline)  # a token of etcd's lasts some minutes
+            await self._authenticate(deadline)  # etcd's tokens expire after some minutes
             status, found = await self._anywhere(path, body, deadline)
         if status == 200:
             return found
@@ -312,7 +311,7 @@ class EtcdLock(ServiceLock):
             raise Unanswered(f"does not take the login: {status} {_error(found)}".rstrip())
 
     async def _anywhere(self, path: str, body: Mapping[str, Any], deadline: float) -> tuple[int, Mapping[str, Any]]:
-        """The first answer of an endpoint that is not in trouble; that one is asked first the next time."""
+        """Returns the first answer of a working endpoint, and asks that endpoint first the next time."""
         last = Unanswered("cannot be asked")
         data, headers = json.dumps(body).encode(), {"Authorization": self._token} if self._token else {}
         for index, server in enumerate(tuple(self._servers)):
@@ -344,7 +343,7 @@ def _error(body: Mapping[str, Any]) -> str:
 
 
 def _key_in(answer: Mapping[str, Any]) -> _Key | None:
-    """The key in the answer to a range; whatever else lies under it, somebody holds it."""
+    """Returns the key in the answer to a range, None if there is none; with any other value, somebody holds it."""
     found = answer.get("kvs")
     if not found and "header" in answer:
         return None
@@ -362,7 +361,7 @@ def _key_in(answer: Mapping[str, Any]) -> _Key | None:
 # A Lease of Kubernetes (coordination.k8s.io/v1), by plain HTTPS with the pod's own token. `holderIdentity` says who holds it,
 # `leaseTransitions` is the epoch, and every change names the `resourceVersion` that it was made from, so of two at once one
 # is refused. Clocks are never compared: a lease is over when this guard has seen it unchanged for as long as it says it lasts.
-# So a guard that has just started waits that long for a holder that died, and one that was paused and wakes is refused by the
+# So a guard that has just started waits that long after a holder died, and one that was suspended and wakes is refused by the
 # API server. The service account needs `get`, `create` and `update` on `leases` in the namespace.
 
 PAUSE = "plimsoll.dev/pause"  # "true": no guard of this Lease acts, as kubectl annotate sets it
@@ -381,12 +380,12 @@ class LeaseLockConfig(key.ConfigTable):
     ttl_s: int = ttl_key()
 
     def build(self) -> LeaseLock:
-        """The lock; BadInput where guard runs in no cluster."""
+        """Returns the lock; BadInput where guard runs in no cluster."""
         return LeaseLock(self.name, self.namespace, ttl_s=self.ttl_s)
 
 
 class LeaseLock(ServiceLock):
-    """The lock in one Lease. `url` and `folder` are those that Kubernetes gives every pod, unless a test says otherwise."""
+    """The lock in one Lease. `url` and `folder` are those that Kubernetes gives every pod; only tests give others."""
 
     def __init__(
         self, name: str, namespace: str = "", *,
@@ -402,17 +401,17 @@ class LeaseLock(ServiceLock):
         self._seen: tuple[tuple[str, ...], float] = (), 0.0  # how the Lease looked, and since when
         self._lease: dict[str, Any] = {}  # as the server last answered it
 
-    # What stands beside the lock, in annotations
+    # Annotations beside the lock
 
     @property
     def paused(self) -> str:
-        """Why all guards of this Lease are to do nothing, as it was last read; "" where they may."""
+        """Why all guards of this Lease are paused, as last read; "" where they are not."""
         is_paused = self._annotation(PAUSE).strip().lower() in ("true", "1", "yes", "on")
         return f"{self.label} has the annotation {PAUSE}" if is_paused else ""
 
     @property
     def state(self) -> str:
-        """What guards keep there for each other."""
+        """The shared state that guards keep in an annotation of the Lease, as last read."""
         return self._annotation(STATE)
 
     def _annotation(self, name: str) -> str:
@@ -420,7 +419,7 @@ class LeaseLock(ServiceLock):
         return found if isinstance(found, str) else ""
 
     async def look(self) -> str:
-        """Reads the Lease; why that failed, or ""."""
+        """Reads the Lease; returns why that failed, or ""."""
         async with self._one_at_a_time:
             try:
                 lease = await self._get(now_s() + self._timeout_s)
@@ -430,7 +429,7 @@ class LeaseLock(ServiceLock):
             return ""
 
     async def save(self, state: str) -> str:
-        """Keeps a text beside the lock, whoever holds that; why it failed, or ""."""
+        """Saves a text beside the lock, whoever holds it; returns why that failed, or ""."""
         async with self._one_at_a_time:
             deadline = now_s() + self._timeout_s
             try:
@@ -470,7 +469,7 @@ class LeaseLock(ServiceLock):
             look = tuple(repr(spec.get(name)) for name in ("holderIdentity", "renewTime", "acquireTime", "leaseTransitions"))
             if self._seen[0] != look:
                 self._seen = look, began
-            if holder == self._identity:  # a try of ours whose answer was lost
+            if holder == self._identity:  # our own earlier try, whose answer was lost
                 self._epoch, self._until_s = epoch, began
                 return await self._renew(deadline)
             waits_s = self._seen[1] + (count(spec.get("leaseDurationSeconds")) or self._ttl_s) - began
@@ -501,7 +500,7 @@ class LeaseLock(ServiceLock):
         await self._change(deadline, holderIdentity=None, leaseDurationSeconds=1)
 
     async def _change(self, deadline: float, **fields: object) -> bool:
-        """Change our Lease; False if it is not ours any more. Somebody's new label is no reason to lose it."""
+        """Changes the Lease that we hold; False if it is lost. Tries again after somebody else's change, such as a label."""
         for _ in range(3):
             spec = _spec(self._lease)
             if spec.get("holderIdentity") != self._identity or _epoch(spec) != self._epoch:
@@ -529,7 +528,7 @@ class LeaseLock(ServiceLock):
     async def _ask(
         self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float
     ) -> tuple[int, Mapping[str, Any]]:
-        """An answer that is 2xx, 404 or 409; the rest says nothing about the lock."""
+        """Returns an answer that is 2xx, 404 or 409; Unanswered for the rest, which says nothing about the lock."""
         seconds = max(_LEAST_S, deadline - now_s())
         status, found = believed(await self._cluster.ask(method, self._path + path, body, seconds))
         if status in (401, 403):
@@ -540,7 +539,7 @@ class LeaseLock(ServiceLock):
 
 
 def _spec(lease: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Its spec; one without is a Lease that nobody has held yet."""
+    """Returns its spec; a Lease without one was never held."""
     spec = lease.get("spec") or {}
     if lease.get("kind", "Lease") != "Lease" or not isinstance(spec, dict):
         raise Unanswered("answers something that is no Lease")
@@ -557,5 +556,5 @@ def _epoch(spec: Mapping[str, Any]) -> int:
 
 
 def _stamp() -> str:
-    """Now, for people to read: no guard compares it with its own clock."""
+    """Returns the time now, for people to read: no guard compares it with its own clock."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

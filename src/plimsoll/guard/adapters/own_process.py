@@ -1,12 +1,12 @@
 """An engine that guard starts itself (`plimsoll guard -- vllm serve ...`), stops, and finds again after its own death.
 
-The process is no part of guard: a session of its own, its output straight into a file, nothing that ends with guard. A small
-file names it by number, start, session, command and boot; a guard that comes later takes it over only where all of them agree,
+The process outlives guard: it has a session of its own, and writes its output straight into a file. A small state file
+names it by pid, start, session, command and boot; a later guard takes it over only where all of them agree,
 and holds it by a pidfd, which never means another process. Where guard itself is a systemd service, that unit needs
 KillMode=process: otherwise systemd sends the engine a signal of its own whenever guard is restarted.
 
-Stopping signals the API server alone and waits. Past the deadline, SIGKILL goes to all that it ever started, also to processes
-that made a session of their own. They are found through their parents while those live, so the tree is noted from time to time.
+A stop signals the API server alone and waits. Past the deadline, SIGKILL goes to all that it ever started, also to processes
+that made a session of their own. They are found through their living parents, so the tree is recorded from time to time.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.journal import sync_folder
 from plimsoll.hardware.processes import Mark, Process, ProcessTable, family, marks
 
-# The process appends to its log itself: a pipe with a reader in guard would cost the process its life whenever guard dies. The
-# file is kept small by copying it and cutting it to nothing ("copytruncate"). What is written between the last look and the cut
-# is lost: as a rule a few microseconds, on busy cores a few milliseconds, once for every 64 MiB.
+# The process appends to its log itself: a pipe with a reader in guard would kill the process whenever guard dies. The file is
+# kept small by copying and truncating it ("copytruncate"). Output between the last read and the truncation is lost: usually
+# that of a few microseconds, on busy cores of a few milliseconds, once for every 64 MiB.
 LARGEST_BYTES = 64 << 20
 KEPT = 3
 BLOCK_BYTES = 1 << 20
@@ -47,7 +47,7 @@ NEW_LIFE = b"plimsoll: the engine is started anew\n"
 
 
 def open_log(path: Path) -> int:
-    """A descriptor to append by, readable by this user alone; OSError where it is no plain file or cannot be had.
+    """Opens a file for appending that this user alone can read; OSError where it is no plain file or cannot be opened.
 
     Where an earlier process has written to it, a line says that a new one begins.
     """
@@ -60,16 +60,16 @@ def open_log(path: Path) -> int:
     except OSError:
         os.close(descriptor)
         raise
-    with contextlib.suppress(OSError):  # on a full disk it is started all the same
+    with contextlib.suppress(OSError):  # a full disk does not stop the start
         if os.fstat(descriptor).st_size:
             os.write(descriptor, b"\n" + NEW_LIFE)
     return descriptor
 
 
 def rotate(path: Path, largest_bytes: int = LARGEST_BYTES, kept: int = KEPT) -> bool:
-    """Keep a log that has outgrown its size as NAME.1, the older ones as NAME.2 and so on; whether it had.
+    """Keeps a log that is too large as NAME.1, older ones as NAME.2 and so on; True if it was too large.
 
-    OSError where there is no room: then the log itself is as it was.
+    OSError where there is no room: then the log itself is unchanged.
     """
     try:
         source = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -86,7 +86,7 @@ def rotate(path: Path, largest_bytes: int = LARGEST_BYTES, kept: int = KEPT) -> 
                 with contextlib.suppress(FileNotFoundError):
                     younger.replace(older)
             fresh.replace(names[0])
-            shutil.copyfileobj(log, target, BLOCK_BYTES)  # what has come meanwhile
+            shutil.copyfileobj(log, target, BLOCK_BYTES)  # output that came meanwhile
             target.flush()
             os.ftruncate(source, 0)
     finally:
@@ -96,7 +96,7 @@ def rotate(path: Path, largest_bytes: int = LARGEST_BYTES, kept: int = KEPT) -> 
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A file of this user alone, never one that somebody else has open, or a link; it goes where the block fails."""
+    """Yields a new file of this user alone, never a link or a file that somebody has open; deleted if the block fails."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     try:
@@ -114,7 +114,7 @@ Number = Annotated[int, msgspec.Meta(gt=1, lt=2**62)]
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, tag_field="schema", tag="plimsoll.own-process/1"):
-    """What guard must know again of a process that it started, after guard itself was killed."""
+    """Record of a process that guard started, by which guard finds it again after it was killed itself."""
 
     pid: Number
     start_ticks: Number
@@ -122,23 +122,23 @@ class ProcessRecord(msgspec.Struct, frozen=True, tag_field="schema", tag="plimso
     command: str  # a hash: the words may hold a secret
     boot: str
     asked: bool = False  # whether it was told to stop
-    kin: tuple[tuple[Number, Number], ...] = ()  # marks of all that it had started when it was last looked at
-    leaders: tuple[tuple[Number, Number], ...] = ()  # those of them that made a session of their own: it outlives them
+    kin: tuple[tuple[Number, Number], ...] = ()  # marks of all that it had started at the last look
+    leaders: tuple[tuple[Number, Number], ...] = ()  # those of them that made a session of their own, which outlives them
     cgroup: str = ""
 
     @property
     def mark(self) -> Mark:
-        """The process for good."""
+        """The process's pid and start: together they never mean another process."""
         return self.pid, self.start_ticks
 
 
 def command_mark(command: Sequence[str]) -> str:
-    """The same for the same words only."""
+    """Returns a hash of the command's words."""
     return hashlib.sha256("\0".join(command).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_state(path: Path) -> ProcessRecord | None:
-    """None where there is none; ValueError where it is damaged, OSError where it cannot be read."""
+    """Reads the state file; None where there is none, ValueError where it is damaged, OSError where it cannot be read."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES)
@@ -151,7 +151,7 @@ def read_state(path: Path) -> ProcessRecord | None:
 
 
 def write_state(path: Path, state: ProcessRecord) -> None:
-    """Whole or not at all, and on the disk before this returns; OSError where that cannot be done."""
+    """Writes the state file completely or not at all, and syncs it to the disk; OSError where that fails."""
     kept = msgspec.structs.replace(state, kin=state.kin[:MOST_KIN], leaders=state.leaders[:MOST_KIN])
     with _new_file(path.with_name(f".{path.name}.new")) as (fresh, file):
         file.write(msgspec.json.encode(kept) + b"\n")
@@ -162,8 +162,8 @@ def write_state(path: Path, state: ProcessRecord) -> None:
 
 
 EXEC_LIMIT_S = 10.0
-# Waits for one letter on stdin, which comes once guard has written down who it is, and becomes the command; should guard die
-# before that, it ends: there is never an engine that nobody knows of. A number on the other descriptor says why it could not.
+# Waits for one letter on stdin, which comes once guard has recorded this process, and becomes the command; if guard dies
+# before that, it ends: there is never an engine without a record. A number on the other descriptor says why it could not.
 _DOOR = """
 import os, signal, sys
 report = int(sys.argv[1])
@@ -185,9 +185,9 @@ os._exit(127)
 def start(
     command: Sequence[str], environment: Mapping[str, str], log: int, write_down: Callable[[int], None]
 ) -> subprocess.Popen[bytes]:
-    """The process, once it has become the command; `write_down` is told its number before that.
+    """Starts the command and returns its process; `write_down` gets the pid before the command runs.
 
-    OSError where it cannot be started, or where `write_down` raised one: then there is no process.
+    OSError where it cannot be started, or `write_down` raised one: then there is no process.
     """
     reading, writing = os.pipe()
     try:
@@ -204,7 +204,7 @@ def start(
     try:
         write_down(child.pid)
         child.stdin.write(b"g")
-        # The other end is closed by becoming the command; a number there says why it could not.
+        # The exec closes the other end; a number there says why it failed.
         if not select.select([reading], [], [], EXEC_LIMIT_S)[0]:
             raise OSError(110, "it did not begin")
         if (number := os.read(reading, 16)).isdigit():
@@ -221,8 +221,8 @@ def start(
 
 
 LOOK_EVERY_S = 0.05
-NOTE_EVERY_S = 10.0  # how old the notes on the tree may be
-ORPHANS_S = 5.0  # Python's resource tracker tidies up after the API server has ended: it gets the time for it
+NOTE_EVERY_S = 10.0  # how old the record of the tree may be
+ORPHANS_S = 5.0  # time for Python's resource tracker, which cleans up after the API server has ended
 KILL_LIMIT_S = 15.0
 
 OURS, GONE, OTHER, UNKNOWN = "ours", "gone", "other", "unknown"
@@ -247,7 +247,7 @@ class OwnProcess:
         processes: Callable[[], ProcessTable], boot: str, cgroup_parent: Path | None = None,
         log_bytes: int = LARGEST_BYTES, orphans_s: float = ORPHANS_S,
     ) -> None:  # fmt: skip
-        """`cgroup_parent`: a control group (v2) that guard may make its own in; without one the tree is all there is."""
+        """`cgroup_parent`: a control group (v2) that guard may make its own in; without one only the process tree counts."""
         assert command, "a command has a word at least"
         self._command, self._environment = tuple(command), environment
         self._state_path, self._log_path, self._log_bytes = state_path, log_path, log_bytes
@@ -263,14 +263,14 @@ class OwnProcess:
         self.label = f"the process that guard started ({Path(command[0]).name[:60]})"
 
     async def is_running(self) -> bool | None:
-        """Whether the API server lives; None where the state file cannot be trusted, or names another command's process."""
+        """True if the API server lives; None where the state file cannot be trusted, or names another command's process."""
         how = await self._seen()
         if how == OURS and time.monotonic() - self._noted_s > NOTE_EVERY_S:
             await asyncio.to_thread(self._note)
         return {OURS: True, GONE: False}.get(how)
 
     async def pids(self) -> tuple[int, ...]:
-        """The API server first, then all that it started; what it left behind, where it has ended."""
+        """Returns the API server's pid, then those of all it started; only what it left behind once it has ended."""
         if await self._seen() == OURS:
             await asyncio.to_thread(self._note)
         found = [process.pid for process in await asyncio.to_thread(self._family)]
@@ -278,9 +278,9 @@ class OwnProcess:
         return tuple(sorted(found, key=lambda pid: (pid != first, pid)))
 
     async def last_exit(self) -> Outcome:
-        """How it ended: not yet (failed), or done with `asked`, and `exit_code` where it was this guard's child.
+        """Returns how it ended: failed if it has not, else done with `asked`, and `exit_code` of this guard's own child.
 
-        An exit code of 0 that nobody asked for is a crash all the same.
+        An exit code of 0 without a stop is a crash all the same.
         """
         how = await self._seen()
         if how != GONE or self._started is None:
@@ -291,7 +291,7 @@ class OwnProcess:
         return done(f"it ended {asked}, {code}", **facts)
 
     async def start(self) -> Outcome:
-        """Start it; refused while the old one, or anything that it left, still lives."""
+        """Starts it; refused while the old one, or anything that it left, still lives."""
         async with self._lock:
             self._is_starting = True
             try:
@@ -300,7 +300,7 @@ class OwnProcess:
                 self._is_starting = False
 
     async def stop(self, deadline_s: float) -> Outcome:
-        """SIGTERM to the API server alone; past the deadline SIGKILL to all of it, for which there are 15 s more."""
+        """Sends SIGTERM to the API server alone; past the deadline SIGKILL to all of it, which may take 15 s more."""
         async with self._lock:
             how = self._look()
             if how in (OTHER, UNKNOWN):
@@ -310,7 +310,7 @@ class OwnProcess:
             assert self._pidfd is not None
             await asyncio.to_thread(self._note, asked=True)
             try:
-                # vLLM takes a second one, from a guard that was killed after the first, for the same.
+                # A second SIGTERM, from a guard that was killed after the first, changes nothing for vLLM.
                 signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
             except ProcessLookupError:
                 pass
@@ -329,7 +329,7 @@ class OwnProcess:
             return self._stopped("term", await self._kill_all())
 
     async def rotate_log(self) -> Outcome:
-        """Keep the log small; to be called now and then."""
+        """Keeps the log small; call it from time to time."""
         try:
             was = await asyncio.to_thread(rotate, self._log_path, self._log_bytes)
         except OSError as problem:
@@ -337,7 +337,7 @@ class OwnProcess:
         return done("the engine's log was begun anew" if was else "the engine's log is small enough", rotated=was)
 
     async def _seen(self) -> str:
-        """How it is, once a start under way is over: that one changes what is held."""
+        """Returns the process's state, after any start that is under way: a start changes the pidfd that is held."""
         if self._is_starting:
             async with self._lock:
                 return self._look()
@@ -348,7 +348,7 @@ class OwnProcess:
             if not _has_ended(self._pidfd):
                 return OURS
             if self._child:
-                self._child.poll()  # collected, so that nothing of it is left
+                self._child.poll()  # reaped, so that no zombie stays
         try:
             found = read_state(self._state_path)
         except (OSError, ValueError):
@@ -368,7 +368,7 @@ class OwnProcess:
             return GONE
         except OSError:
             return UNKNOWN
-        # The number is looked up after the process is held: it cannot be given to another one in between.
+        # The pid is looked up after the pidfd is open: it cannot be reused in between.
         process = self._processes().get(found.pid)
         if process is None or (process.start_ticks, process.session) != (found.start_ticks, found.session) or _has_ended(pidfd):
             os.close(pidfd)
@@ -399,8 +399,8 @@ class OwnProcess:
         return family(self._processes(), known, (self._started.mark, *self._started.leaders), {os.getpid()})
 
     def _note(self, *, asked: bool = False) -> None:
-        """Write down what belongs to it now; what cannot be written is kept in mind at least."""
-        with self._noting:  # whoever looks and whoever stops may both be at it
+        """Records the processes that belong to it now; keeps the record in memory if it cannot be written."""
+        with self._noting:  # a look and a stop may call this at once
             before = self._started
             assert before is not None
             kin = [process for process in self._family() if process.pid != before.pid]
@@ -458,7 +458,7 @@ class OwnProcess:
         process = self._processes().get(pid)
         if process is None:
             raise OSError(3, "it ended before it began")
-        group = ""  # of its own; where that is not possible the tree has to do
+        group = ""  # the process's own control group; without one the process tree counts
         if self._cgroup_parent is not None:
             folder = self._cgroup_parent / f"plimsoll-{pid}-{process.start_ticks}"
             try:
@@ -477,7 +477,7 @@ class OwnProcess:
         self._pidfd = self._child = self._started = None
 
     async def _kill_all(self) -> tuple[int, int]:
-        """How many were killed, and how many did not end even so."""
+        """Kills the whole tree; returns how many were killed, and how many still live."""
         killed: set[int] = set()
         end = time.monotonic() + KILL_LIMIT_S
         while left := await asyncio.to_thread(self._family):
@@ -493,7 +493,7 @@ class OwnProcess:
         return len(killed), 0
 
     def _kill(self, processes: list[Process]) -> set[int]:
-        """Kill just these, not whoever may have one of their numbers by now: each is held before it is looked at again."""
+        """Kills just these, not a process that has one of their pids by now: opens each one's pidfd before a second look."""
         held, killed = dict[Process, int](), set[int]()
         with contextlib.ExitStack() as files:
             for process in processes:
@@ -523,7 +523,7 @@ class OwnProcess:
 
 
 def _has_ended(pidfd: int) -> bool:
-    """A pidfd can be read as soon as its process has ended, collected or not."""
+    """True if the process has ended: its pidfd is readable from then on, reaped or not."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,7 +1,7 @@
-"""Guard's findings and actions as Events of the pods they are about, where `kubectl describe pod` shows them.
+"""Writes guard's findings and actions as Events of their pods, where `kubectl describe pod` shows them.
 
-They are few: at most BURST at once for a pod, then one in REFILL_S; what says the same as a moment ago is left out. What the
-cluster does not take is lost: the journal and the webhook have it.
+They are few: at most BURST at once for a pod, then one in REFILL_S; a repetition of the last one is left out. An Event that
+the cluster does not accept is lost: the journal and the webhook have it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WARNINGS = (EventKind.BEGINS, EventKind.UNREACHABLE, EventKind.NEEDS)
 
 @dataclass(slots=True)
 class _Meter:
-    """What was sent about one pod."""
+    """Rate limit of one pod's Events, and the last one sent."""
 
     pod: Pod
     tokens: float = float(BURST)
@@ -45,7 +45,7 @@ class _Meter:
 
 
 class PodEvents:
-    """Writes Events. `pod` finds the pod of an engine, also of one that has just gone."""
+    """Writes Events. `pod` finds the pod of an engine, also of an engine that has just gone."""
 
     def __init__(
         self, cluster: ClusterClient, pod: Callable[[str], Pod | None], clock: Callable[[], float] = time.monotonic
@@ -82,7 +82,7 @@ class PodEvents:
         self._waiting.put_nowait((meter.pod, _object(meter.pod, event, "CordonRequested" if card else _reason(event), text)))
 
     async def run(self) -> None:
-        """For ever: sends what waits."""
+        """Sends the queued Events, for ever."""
         while True:
             pod, body = await self._waiting.get()
             path = f"/api/v1/namespaces/{quote(pod.namespace, safe='')}/events"
@@ -95,7 +95,7 @@ class PodEvents:
 
 
 def _reason(event: Event) -> str:
-    """One word in the cluster's manner: EngineWedged."""
+    """Returns the reason as Kubernetes writes it, in one word: EngineWedged."""
     if event.what is not EventKind.BEGINS or event.condition is None:
         return _REASONS.get(event.what, "Guard")
     words = re.findall(r"[a-z0-9]+", str(code_of(event.condition.kind) or event.condition.kind).lower())

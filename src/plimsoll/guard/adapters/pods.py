@@ -1,6 +1,6 @@
-"""Finds engines among the pods of a cluster: lists them once, then follows their changes; and who owns them, where guard acts.
+"""Finds engines among a cluster's pods: lists them once, then watches their changes; with `act`, their owners and nodes too.
 
-A watch that ends goes on where it ended. One that the server has forgotten (410 Gone) begins with a new list.
+A watch that ends is resumed where it ended. One that the server has forgotten (410 Gone) begins with a new list.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ PAGE_PODS = 500
 MOST_NAMESPACES = 50
 LIST_S = 30.0  # for all pages of a list
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-FLAPS_S = 900.0  # an owner lacks pods only against the fewest that it wanted in this time: an autoscaler may flap
-FORBIDDEN_S = 600.0  # after a 403 nodes are not asked for this long
+FLAPS_S = 900.0  # missing pods count against the fewest that the owner wanted in this time: an autoscaler may flap
+FORBIDDEN_S = 600.0  # no question about nodes for this long after a 403
 TROUBLES_SAID = 3
 
 
 def few_of(troubles: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Returns the first of them, and how many more there are."""
     more = len(troubles) - TROUBLES_SAID
     return "; ".join([*troubles[:TROUBLES_SAID], *([f"and {more} more"] if more > 0 else [])])
 
@@ -83,7 +83,7 @@ class PodsConfig(key.ConfigTable):
 
 @dataclass(frozen=True, slots=True)
 class PodStanding:
-    """What the cluster says for and against acting on a pod."""
+    """The cluster's reasons for and against an action on a pod."""
 
     group: str = ""  # its owner
     observed: str = ""  # why it is only observed
@@ -91,12 +91,12 @@ class PodStanding:
     cordoned: str = ""
     rollout: str = ""
     wanted: int | None = None  # pods of its owner
-    missing: int = 0  # of those that its owner has wanted for a while
+    missing: int = 0  # pods that its owner has wanted for a while and that are not ready
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of an owner."""
+    """An owner with its last known status."""
 
     top: Owner
     status: OwnerStatus | str
@@ -104,7 +104,7 @@ class _Known:
 
 
 class PodFinder:
-    """The pods of a label selector that have an address; `act`: also who owns them, and what speaks against a restart."""
+    """The pods of a label selector that have an address; with `act` also their owners, and what blocks a restart."""
 
     def __init__(
         self, asked: PodsConfig, cluster: ClusterClient, every_s: float = 30.0, clock: Callable[[], float] = time.monotonic
@@ -130,19 +130,19 @@ class PodFinder:
 
     @property
     def trouble(self) -> str:
-        """What is wrong now, in words; then the last list stays in use."""
+        """The current problem, in words; while there is one, the last list stays in use."""
         if not self.namespaces:
             return "guard's own namespace cannot be read: is a service account mounted?"
         return few_of([text for text in self._troubles.values() if text])
 
     async def refresh(self) -> tuple[EngineConfig, ...]:
-        """All engines, by a list of every namespace."""
+        """Lists every namespace; returns all engines."""
         await asyncio.gather(*map(self._list, self.namespaces))
         await self._mind_owners()
         return self.engines()
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """For ever: calls `changed` whenever a pod, an owner or a node is no longer as it was."""
+        """Calls `changed` whenever a pod, an owner or a node has changed, for ever."""
         async with asyncio.TaskGroup() as tasks:
             for namespace in self.namespaces:
                 tasks.create_task(self._watch(namespace, changed))
@@ -158,9 +158,9 @@ class PodFinder:
                 await asyncio.sleep(min(1.0, self._every_s))  # an owner's status follows its pods
 
     def engines(self) -> tuple[EngineConfig, ...]:
-        """Running pods, named namespace/pod; without those that are being deleted.
+        """Returns the running pods, named namespace/pod, without those that are being deleted.
 
-        A pod that was seen to run and has ended for good stays, with its end, until it is deleted.
+        A pod that has run and ended for good stays, with the reason of its end, until it is deleted.
         """
         known, found, troubles = self._engines, dict[str, EngineConfig](), []
         pods = {pod.full_name[:LONGEST_NAME]: pod for inner in self._pods.values() for pod in inner.values()}
@@ -192,12 +192,12 @@ class PodFinder:
         return tuple(found.values())
 
     def pod(self, name: str) -> Pod | None:
-        """The pod of an engine, also one that has just left."""
+        """Returns the pod of an engine, also of one that has just left; None where it is unknown."""
         namespace, _, short = name.partition("/")
         return self._pods.get(namespace, {}).get(short)
 
     def standing(self, name: str) -> PodStanding:
-        """What speaks for and against acting on a pod that was found."""
+        """Returns the cluster's reasons for and against an action on a discovered pod."""
         pod = self.pod(name)
         if pod is None:
             return PodStanding(observed="its pod is not known any more")
@@ -223,7 +223,7 @@ class PodFinder:
         return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
 
     async def _list(self, namespace: str) -> float:
-        """Reads all pods of a namespace; how long to wait before the next try, 0 where it worked."""
+        """Reads all pods of a namespace; returns the seconds until the next try, 0 where it worked."""
         query, found = {"labelSelector": self._asked.selector, "limit": str(PAGE_PODS)}, dict[str, Pod]()
         end_s = self._clock() + LIST_S
         for _ in range(MOST_PAGES):
@@ -274,17 +274,17 @@ class PodFinder:
                 wait_s = self._failed(namespace, f"the pods of {namespace} cannot be watched: {reason_of(reply)}", reply)
                 changed()
                 await asyncio.sleep(max(wait_s, pause_s))
-                # What was missed may not be told any more: a server that was away is asked for all of it.
+                # The server may have dropped the missed events: list everything again.
                 self._versions[namespace] = ""
             elif self._clock() - began_s < FIRST_PAUSE_S:
                 await asyncio.sleep(pause_s)  # a server that ends every watch at once
             pause_s = FIRST_PAUSE_S if self._clock() - began_s > LONGEST_PAUSE_S else min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def _take(self, namespace: str, event: Mapping[str, Any]) -> bool:
-        """Whether a pod has changed by this event."""
+        """Applies an event; True if it changed a pod."""
         kind, item = event.get("type"), table(event.get("object"))
         if kind == "ERROR":
-            self._versions[namespace] = ""  # too old, or not told why: all is listed again
+            self._versions[namespace] = ""  # too old, or another error: list everything again
             return False
         version = table(item.get("metadata")).get("resourceVersion")
         if isinstance(version, str) and version:
@@ -326,7 +326,7 @@ class PodFinder:
         status = await owner_status(self._cluster, namespace, top)
         known = self._owners[owner.uid] = known or _Known(top, status)
         if isinstance(known.status, str) or not isinstance(status, str):
-            known.status = status  # what is not known now was known a moment ago: the eviction asks once more
+            known.status = status  # keep the last known status: the eviction asks once more
         if isinstance(status, OwnerStatus):
             known.wanted.append((now_s, status.wanted))
         while known.wanted and known.wanted[0][0] < now_s - FLAPS_S:
@@ -336,5 +336,5 @@ class PodFinder:
         reply = await self._cluster.ask("GET", f"/api/v1/nodes/{quote(name, safe='')}")
         if reply.status == 200:
             self._nodes[name] = node_leaving(reply.table())
-        elif reply.status == 403:  # a right that may be left out: then a drained node is seen by its pods
+        elif reply.status == 403:  # an optional right: without it a drained node shows by its pods
             self._nodes_from_s = self._clock() + FORBIDDEN_S

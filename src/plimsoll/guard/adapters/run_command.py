@@ -1,7 +1,7 @@
 """Runs a program to its end: no shell, a session of its own, a time limit, and only so much of its output.
 
-What it prints goes to a file without a name, not to a pipe: a service that it leaves behind keeps its output, and would be
-killed by writing into a pipe that nobody reads.
+Its output goes to a file without a name, not to a pipe: a service that it leaves running keeps that output, and would be
+killed by a write into a pipe that nobody reads.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PASSED_ON = (*PLAIN, "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 
 
 def small_environment(more: Mapping[str, str] | None = None, passed_on: Sequence[str] = PASSED_ON) -> dict[str, str]:
-    """What a program of somebody else gets: nothing that guard was given for itself, such as its tokens."""
+    """Returns the environment for somebody else's program: nothing of guard's own, such as its tokens."""
     return {name: os.environ[name] for name in passed_on if name in os.environ} | dict(more or {})
 
 
 class CommandResult(NamedTuple):
-    """How it went."""
+    """Result of one run of a program."""
 
     code: int | None  # None: it did not end by itself, or was never there
     output: bytes  # of stdout and stderr together, or of stdout alone; the last bytes of it
@@ -46,7 +46,7 @@ class CommandResult(NamedTuple):
 
     @property
     def last_words(self) -> str:
-        """That line, as it may stand behind a sentence of ours; empty where there is none."""
+        """The last line of output, to be appended to a message of guard's; empty where there is none."""
         words = shown_line(self.last_line)[:200]
         return f": {words}" if words else ""
 
@@ -66,9 +66,9 @@ async def run_command(
     keep_bytes: int = 64 << 10,
     most_bytes: int = MOST_BYTES,
 ) -> CommandResult:
-    """Wait until it ends; after the limit, or with too much to say, it and its whole group are killed.
+    """Runs the program until it ends; past the time limit or the output limit, kills its whole process group.
 
-    What a program that ended by itself has left running is left alone: it may be the very service that it started.
+    If it ended by itself, processes that it left are not killed: one may be the very service that it started.
     """
     with contextlib.ExitStack() as files:
         try:
@@ -97,7 +97,7 @@ async def run_command(
             if child.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGKILL)
-                with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is left to it
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a process that hangs in the kernel cannot be killed
                     child.wait(timeout=1.0)
         complaints = _tail(errors, keep_bytes) if only_stdout else b""
         return CommandResult(None if trouble else child.returncode, _tail(output, keep_bytes), trouble, complaints)
@@ -108,20 +108,20 @@ def _tail(output: IO[bytes], keep_bytes: int) -> bytes:
     return os.pread(output.fileno(), keep_bytes, max(0, size - keep_bytes))
 
 
-# Work that may hang in the kernel, in a thread that nobody has to wait for: not even the end of the program does.
+# Work that may hang in the kernel runs in a thread that nobody waits for, not even guard's own end.
 
 T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """What it returns or raises; cancelled, the thread is left to itself."""
+    """Returns or raises what `work` does; if this is cancelled, the thread goes on by itself."""
     job: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # nobody waits any more
             try:
                 job.set_result(work())
-            except Exception as error:  # raised where it is waited for
+            except Exception as error:  # raised in the caller
                 job.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

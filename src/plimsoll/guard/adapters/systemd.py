@@ -1,7 +1,7 @@
-"""An engine that is a systemd unit: asked after, stopped and started by `systemctl`.
+"""An engine that is a systemd unit: inspected, stopped and started by `systemctl`.
 
 Only a unit with KillMode=mixed is touched. It sends SIGTERM to the main process alone, and SIGKILL to the whole control group
-when the time is over. The default, control-group, sends SIGTERM to every process at once, and each request in flight fails;
+at the deadline. The default, control-group, sends SIGTERM to every process at once, and each request in flight fails;
 process and none leave workers behind, with the card's memory.
 """
 
@@ -50,7 +50,7 @@ class SystemdConfig(key.ConfigTable):
 class SystemdUnit:
     """One unit of the system's manager, or with `is_user` of this user's own.
 
-    Experimental: no systemd runs as PID 1 where the tests run, only what is asked of systemctl is known.
+    Experimental: no systemd runs as PID 1 where the tests run; they check only the calls of systemctl.
     """
 
     replaces = False
@@ -73,14 +73,14 @@ class SystemdUnit:
         return properties if properties.get("ActiveState") else None
 
     async def is_running(self) -> bool | None:
-        """Whether it has processes; None where that is not known, or systemd is about to start it again by itself."""
+        """True if it has processes; None where unknown, or while systemd is about to start it again."""
         properties = await self.show()
         if properties is None or properties.get("SubState") == "auto-restart":
             return None
         return properties["ActiveState"] not in _OVER
 
     async def last_exit(self) -> Outcome:
-        """How it ended: not yet (failed), or done, with `by_hand` where systemd has nothing to complain of."""
+        """Returns how it ended: failed if it has not, else done, with `by_hand` where systemd reports a clean end."""
         properties = await self.show()
         if properties is None:
             return unsure(f"systemd says nothing of {self._unit}")
@@ -91,7 +91,7 @@ class SystemdUnit:
         return failed("it has not ended")
 
     async def pids(self) -> tuple[int, ...]:
-        """The main process first, then the others of its control group."""
+        """Returns the main process's pid first, then those of the others in its control group."""
         properties = await self.show()
         if properties is None:
             return ()
@@ -105,7 +105,7 @@ class SystemdUnit:
         return tuple(dict.fromkeys(pid for pid in (main, *sorted(others)[:MOST_PIDS]) if pid > 1))
 
     async def stop(self, deadline_s: float) -> Outcome:
-        """`systemctl stop`; past the deadline SIGKILL to the whole control group, for which there are 15 s more."""
+        """Runs `systemctl stop`; past the deadline sends SIGKILL to the whole control group, which may take 15 s more."""
         properties = await self._mixed()
         if isinstance(properties, Outcome):
             return properties
@@ -130,7 +130,7 @@ class SystemdUnit:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def start(self) -> Outcome:
-        """`systemctl start`; a unit that is still on its way when that takes long counts as started."""
+        """Runs `systemctl start`; a unit that is still starting when that takes long counts as started."""
         properties = await self._mixed()
         if isinstance(properties, Outcome):
             return properties
@@ -147,7 +147,7 @@ class SystemdUnit:
         return done(f"{self._unit} is {now['ActiveState']}")
 
     async def _mixed(self) -> Mapping[str, str] | Outcome:
-        """The properties of a unit that may be touched; else why it may not."""
+        """Returns the properties of a unit that guard may stop or start; else an outcome that says why it may not."""
         properties = await self.show()
         if properties is None:
             return failed(f"systemd says nothing of {self._unit}")
@@ -167,7 +167,7 @@ class SystemdUnit:
 
 
 def _facts(properties: Mapping[str, str]) -> dict[str, str | float | bool]:
-    """How it ended."""
+    """Returns its exit code and systemd's result, as facts."""
     code, result = properties.get("ExecMainStatus", ""), shown_line(properties.get("Result", ""))[:40]
     ended: dict[str, str | float | bool] = {"exit_code": int(code)} if re.fullmatch(r"[0-9]{1,3}", code) else {}
     return ended | ({"result": result} if result else {})

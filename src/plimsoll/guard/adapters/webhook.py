@@ -1,6 +1,6 @@
-"""Sends notifications to a webhook: in order, again with growing pauses until they are taken, and only so many may wait.
+"""Sends notifications to a webhook: in order, with retries at growing intervals, and from a bounded queue.
 
-The body is what Alertmanager's API v2 takes: a list of alerts. Any receiver of JSON will do.
+The body is a list of alerts, as for Alertmanager's API v2. Any receiver of JSON will do.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class NotifyConfig(key.ConfigTable):
 
 
 class DeliveryCounts(NamedTuple):
-    """What became of the notifications so far."""
+    """Counts of the notifications sent, failed, dropped and waiting so far."""
 
     sent: int = 0
-    failed: int = 0  # tries that were not taken
-    dropped: int = 0  # that nobody will get: too many waited, it was refused for good, or it was tried too often
+    failed: int = 0  # tries that were not accepted
+    dropped: int = 0  # never delivered: too many waited, refused for good, or tried too often
     waiting: int = 0
 
 
@@ -53,20 +53,20 @@ class WebhookNotifier:
     """
 
     def __init__(self, where: Address, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
-        self._server = HttpClient(where, tls=ssl.create_default_context)  # anew each time: it may be months until guard ends
+        self._server = HttpClient(where, tls=ssl.create_default_context)  # a new context each time: guard may run for months
         self.label = f"webhook {urlsplit(where.url).hostname or ''}"  # the path of an address is often a secret
         self._first_pause_s = first_pause_s
         self._waiting: deque[bytes] = deque()
         self._woken = asyncio.Event()
         self._sent = self._failed = self._dropped = 0
-        self.trouble = ""  # why the last try was not taken; empty when it was
+        self.trouble = ""  # why the last try was not accepted; empty when it was
 
     @property
     def counts(self) -> DeliveryCounts:
         return DeliveryCounts(self._sent, self._failed, self._dropped, len(self._waiting))
 
     def put(self, alerts: list[Mapping[str, Any]]) -> None:
-        """One notification, without waiting; when too many wait the oldest goes: the newest says how things are."""
+        """Queues one notification; drops the oldest if too many wait, since the newest has the current state."""
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self._dropped += 1
@@ -74,7 +74,7 @@ class WebhookNotifier:
         self._woken.set()
 
     async def run(self) -> None:
-        """For ever: send what waits."""
+        """Sends the queued notifications, for ever."""
         while True:
             while not self._waiting:
                 self._woken.clear()
@@ -82,7 +82,7 @@ class WebhookNotifier:
             await self._deliver(self._waiting[0])
 
     async def flush(self, seconds: float) -> None:
-        """At the end: what still waits gets one chance, for so long."""
+        """Gives each queued notification one last try, within `seconds` in all."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._waiting and await self._try(self._waiting[0]) == "":
@@ -105,11 +105,11 @@ class WebhookNotifier:
                 return
 
     async def _try(self, body: bytes) -> str:
-        """Empty when it was taken, else why not."""
-        # Its status says it all.
+        """Sends one notification; returns "" if it was accepted, else why not."""
+        # Only the status of the answer counts.
         reply = await self._server.call("POST", "", body, deadline_s=TIMEOUT_S, most_bytes=0, cuts=True)
         status = reply.status
         if isinstance(reply, Lost) or 200 <= status < 300:
             return reply.why if isinstance(reply, Lost) else ""
-        # What the receiver does not take now it will not take later; too many requests and its own trouble pass.
+        # A 4xx is final, except 408, 425 and 429; those and 5xx pass.
         return f"refused for good ({status})" if 400 <= status < 500 and status not in (408, 425, 429) else f"answers {status}"
