@@ -1,1 +1,1 @@
-"""Watches engines and judges them. Deciding only: clock, sockets and files are handed in."""
+"""Watches engines, judges them and decides what to do; clock, sockets and files are passed in."""

@@ -30,14 +30,14 @@ LOCKS = (FileLockConfig, EtcdLockConfig, LeaseLockConfig)
 
 
 class LockConfig(Protocol):
-    """One of LOCKS."""
+    """A table of LOCKS."""
 
     def build(self) -> Lock: ...  # the lock; BadInput where it cannot be
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusConfig(key.ConfigTable):
-    """[prometheus]: who remembers more than guard does, and how an engine is called there."""
+    """[prometheus]: the server that has an engine's earlier history, and the labels of an engine there."""
 
     url: str = key.url("asked once for each engine for what was before guard began; needed", example='"http://HOST:PORT"')
     labels: Mapping[str, str] = key.other("labels", "that its series must have", {})
@@ -58,14 +58,14 @@ class PrometheusConfig(key.ConfigTable):
 
 
 class Listen(NamedTuple):
-    """Where guard's API listens."""
+    """Address of guard's API."""
 
     host: str = "127.0.0.1"
     port: int = 9790
 
 
 def listen_of(text: str) -> Listen | None:
-    """The host and port in "HOST:PORT" or ":PORT"; None if it is neither."""
+    """Returns the host and port in "HOST:PORT" or ":PORT"; None if it is neither."""
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch(r"\d{1,5}", port) or not int(port) < 65_536:
         return None
@@ -85,7 +85,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig(key.ConfigTable):
-    """[api]: where guard's own API listens, and what must be shown there; without `listen` it may be missing."""
+    """[api]: the address of guard's own API and its tokens; without `listen` guard also runs if the port is taken."""
 
     listen: Listen | None = key.word(
         None, "where its API listens; another address than this machine's needs a token",
@@ -100,7 +100,7 @@ class ApiConfig(key.ConfigTable):
 
     @property
     def host(self) -> str:
-        """Where it listens, asked for or not."""
+        """The host it listens on, configured or default."""
         return (self.listen or Listen()).host
 
     @property
@@ -108,7 +108,7 @@ class ApiConfig(key.ConfigTable):
         return (self.listen or Listen()).port
 
     def checked(self, given: Collection[str]) -> Self:
-        """Two tokens that differ, and one at least where others reach the API."""
+        """Returns itself; raises WrongKey for two equal tokens, or for none where other machines reach the API."""
         del given
         if self.read_token is not None and self.read_token == self.token:
             raise key.WrongKey("read_token_file", "the token that only reads must be another one than the API's own")
@@ -119,7 +119,7 @@ class ApiConfig(key.ConfigTable):
 
 @dataclass(frozen=True, slots=True)
 class PromiseConfig(key.ConfigTable):
-    """[promise]: what requests are promised; with it guard says which knob would have kept it for more of them."""
+    """[promise]: the latency promised to requests; with it guard advises which knob would have kept it for more of them."""
 
     ttft_s: float = key.duration(10.0, 0.001, 3_600.0, "the first token comes within")
     tpot_s: float = key.duration(0.1, 0.000_1, 60.0, "and each one after it within, on average")
@@ -129,13 +129,13 @@ class PromiseConfig(key.ConfigTable):
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig(key.ConfigTable):
-    """[tls]: whom guard believes where it speaks https to engines and gates."""
+    """[tls]: the certificates that guard trusts where it speaks https to engines and gates."""
 
     ca_file: str | None = key.path("the authority that vouches for them; default: those of this machine")
     any_name: bool = key.switch("a certificate may bear another name than the address: pods are asked by their IP addresses")
 
     def checked(self, given: Collection[str]) -> Self:
-        """An authority that can be read; another name is only allowed where one's own authority vouches for it."""
+        """Returns itself; raises WrongKey for an unreadable authority, or another name without the user's own authority."""
         del given
         if self.any_name and self.ca_file is None:
             raise key.WrongKey("any_name", "any_name needs a ca_file: else any server with any certificate would do")
@@ -153,7 +153,7 @@ class TlsConfig(key.ConfigTable):
 
 @dataclass(frozen=True, slots=True)
 class GuardConfig(key.ConfigTable):
-    """All of it. The policy is left as it was read: the judge knows what may stand in it."""
+    """The whole configuration. The policy stays as it was read: the judge checks it."""
 
     engines: tuple[EngineConfig, ...] = key.table("", EngineConfig, default=(), is_list=True, key="engine")
     discover: DiscoverConfig = key.table("", DiscoverConfig, default=DiscoverConfig())
@@ -161,14 +161,14 @@ class GuardConfig(key.ConfigTable):
     policy: Mapping[str, Any] = key.table("", default={})
     notify: NotifyConfig = key.table("", NotifyConfig, default=NotifyConfig())
     api: ApiConfig = key.table("", ApiConfig, default=ApiConfig())
-    act: ActPolicy | None = key.table("", ActPolicy)  # None: nothing is said of acting
+    act: ActPolicy | None = key.table("", ActPolicy)  # None: there is no such table
     lock: LockConfig | None = key.table("", *LOCKS)  # None: a file beside the journal
     own: OwnProcessConfig = key.table("", OwnProcessConfig, default=OwnProcessConfig())
     promise: PromiseConfig | None = key.table("", PromiseConfig)  # None: no advice on knobs
     tls: TlsConfig | None = key.table("", TlsConfig)
     name: str = ""  # of the file
     lines: KeyLines = field(default_factory=lambda: KeyLines(""))
-    warnings: tuple[str, ...] = ()  # what is not wrong and still should be said
+    warnings: tuple[str, ...] = ()  # about settings that are allowed and questionable
 
     def refuse(self, message: str, *path: str | int) -> BadInput:
         return BadInput(f"{self.name}, line {self.lines.of(*path)}: {message}")
@@ -182,7 +182,7 @@ def keys(table: str) -> tuple[key.Key, ...]:
 
 
 def read_guard_config(path: str) -> GuardConfig:
-    """The configuration in a file; BadInput, with its line, for whatever is wrong."""
+    """Reads the configuration in a file; BadInput, with the line, for any mistake."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -198,7 +198,7 @@ def read_guard_config(path: str) -> GuardConfig:
 
 
 def config_in(text: str, name: str) -> GuardConfig:
-    """The configuration in a text; paths in it are relative to the folder of `name`."""
+    """Reads the configuration in a text; paths in it are relative to the folder of `name`."""
     reader = ConfigReader(name, text)
     config = reader.read((), reader.tables, GuardConfig)
     places: dict[str, int] = {}
@@ -208,7 +208,7 @@ def config_in(text: str, name: str) -> GuardConfig:
             first = reader.lines.of("engine", places[engine.name])
             place = "name" if "name" in reader.tables["engine"][number] else "url"
             raise reader.wrong(("engine", number, place), f"{engine.name!r} is an engine already, in line {first}")
-        # What only one engine can have, by its key: its address, its gate, its restart and its servers at HAProxy.
+        # Values that no two engines may share, by key: address, gate, restart and servers at HAProxy.
         owned: list[tuple[str, object]] = [("url", address(engine.url).url.rstrip("/"))]
         owned += [] if engine.gate_url is None else [("gate", engine.gate_url.rstrip("/"))]
         owned += [] if engine.restart is None else [("restart", engine.restart)]
@@ -230,7 +230,7 @@ def config_in(text: str, name: str) -> GuardConfig:
 
 
 class Files(NamedTuple):
-    """Where guard keeps what must survive it."""
+    """Paths of the files that outlive guard."""
 
     journal: Path
     evidence: Path
@@ -240,7 +240,7 @@ class Files(NamedTuple):
 
 
 def files_of(act: ActPolicy | None, own: OwnProcessConfig, environ: Mapping[str, str]) -> Files | None:
-    """As the configuration says, else in systemd's StateDirectory=, else in this user's own; None where there is neither."""
+    """Returns the configured paths, else those in systemd's StateDirectory=, else in this user's own; None without any."""
     journal = None if act is None or act.journal is None else Path(act.journal)
     given, state, home = (environ.get(name, "") for name in ("STATE_DIRECTORY", "XDG_STATE_HOME", "HOME"))
     if journal is not None:

@@ -1,7 +1,7 @@
 """Declares guard's configuration: each table is one frozen dataclass, each key is one field made by a function of this module.
 
 The reader (config_reader.py) takes names, defaults and bounds from these declarations, and docs/guard-config.md is generated
-from them. A field's name is the key's name, but for two endings: a time `backoff_s` is the key `backoff`, a secret `token` is
+from them. A field has the key's name, but for two endings: a time `backoff_s` is the key `backoff`, a secret `token` is
 read from the file that the key `token_file` names. Where the two differ otherwise, `key` says so.
 """
 
@@ -20,7 +20,7 @@ SHORTEST_TOKEN = 16
 class Key:
     """One key of the configuration."""
 
-    kind: str  # how the reader reads it, and what the documentation says that it takes
+    kind: str  # how the reader reads it, and how the documentation describes its values
     text: str  # its line in the documentation
     table: str = ""  # "act"; "engine.balancer" is a table inside an [[engine]]
     name: str = ""
@@ -30,14 +30,14 @@ class Key:
     choices: tuple[str, ...] = ()
     pattern: str = ""
     pattern_name: str = ""  # "the name of a pod"
-    example: str = ""  # of a key that must be there
+    example: str = ""  # for a required key
     shown_default: str = ""  # where the default itself is None
     convert: Callable[[Any], Any] | None = None  # the last step; a ValueError's message follows the file and the line
-    classes: tuple[type[ConfigTable], ...] = ()  # of a table: those that it may be
+    classes: tuple[type[ConfigTable], ...] = ()  # of a table: the classes that it may be
 
 
 class WrongKey(Exception):
-    """A value that does not go with the others of its table; `key` is the place, empty for the table itself."""
+    """A value that contradicts others of its table; `key` is the place, empty for the table itself."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
@@ -52,13 +52,13 @@ class ConfigTable:
     short_key: ClassVar[str] = ""  # the key whose value may stand in place of the whole table
 
     def checked(self, given: Collection[str]) -> Self:
-        """The table with what follows from other keys filled in; WrongKey where keys contradict each other."""
+        """Returns the table, with defaults that depend on other keys filled in; WrongKey where keys contradict each other."""
         del given
         return self
 
 
 def declared(table: type) -> list[tuple[str, Key]]:
-    """The fields of a table that are keys, each with its key."""
+    """Returns the fields of a table that are keys, each with its key."""
     pairs = []
     for field in dataclasses.fields(table):
         key = field.metadata.get("key")
@@ -70,7 +70,7 @@ def declared(table: type) -> list[tuple[str, Key]]:
 
 
 def all_keys(table: type, path: str = "") -> list[Key]:
-    """Every key of a table and of the tables in it, in the order of the documentation."""
+    """Returns every key of a table and of the tables in it, in the order of the documentation."""
     fields = declared(table)
     keys = {(path, key.name): dataclasses.replace(key, table=path) for _, key in fields} if path else {}
     for _, key in fields:
@@ -92,9 +92,9 @@ def _field(kind: str, text: str, default: Any = None, *, key: str = "", **more: 
 other = _field
 path = functools.partial(_field, "path")  # a file or folder, relative to the configuration's own folder
 url = functools.partial(_field, "url")  # an address: http://HOST:PORT
-canary = functools.partial(_field, "canary", low=5.0, high=60.0)  # how often one is sent: a time, or true for every 30 s
+canary = functools.partial(_field, "canary", low=5.0, high=60.0)  # the interval of canary requests: a time, or true for 30 s
 switch = functools.partial(_field, "switch", default=False)  # true or false; false unless set
-command = functools.partial(_field, "words", default=())  # a program and its arguments as a list: no shell takes a line apart
+command = functools.partial(_field, "words", default=())  # a program and its arguments as a list: no shell splits it
 
 
 def duration(default: float | None, low: float, high: float, text: str, **more: Any) -> Any:
@@ -128,10 +128,10 @@ def words(default: tuple[str, ...], text: str, **more: Any) -> Any:
 
 
 def secret(text: str, *, shortest: int = SHORTEST_TOKEN) -> Any:
-    """One word in a file of its own, which is named here; it is never printed."""
+    """The path of a file that holds one secret word, which is never printed."""
     return _field("secret", text, low=shortest)
 
 
 def table(text: str, *classes: type[ConfigTable], default: Any = None, is_list: bool = False, key: str = "") -> Any:
-    """A table of one of these classes; which one is told by the first key of each."""
+    """A table of one of these classes, recognised by the first key of each."""
     return _field("tables" if is_list else "table", text, default, classes=classes, key=key)

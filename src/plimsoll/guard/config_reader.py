@@ -1,4 +1,4 @@
-"""Reads guard's TOML file into the classes that declare it; whatever is wrong in it is one line with the file and the line."""
+"""Reads guard's TOML file into the classes that declare it; every mistake is one message with the file and the line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from plimsoll.net.client import FileToken
 MOST_BYTES = 4 << 20
 MOST_TOKEN_BYTES = 4_096
 MOST_WORDS = 200  # of a command
-LONGEST_SOCKET = 107  # bytes of a path that the kernel takes
+LONGEST_SOCKET = 107  # bytes: the longest path that the kernel accepts
 USUAL_CANARY_S = 30.0
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -32,14 +32,14 @@ KeyPath = tuple[str | int, ...]
 
 
 class KeyLines:
-    """The line of every table and key of a TOML text: tomllib reads the values and forgets the places."""
+    """Finds the line of every table and key of a TOML text, since tomllib returns only the values."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.split("\n")
 
     def of(self, *path: str | int) -> int:
-        """The line on which a table or key begins, else that of the nearest table around it."""
-        before, until = 0, len(self._lines)  # it is not in the first so many lines, and is in the first so many
+        """Returns the line on which a table or key begins, else that of the nearest table around it."""
+        before, until = 0, len(self._lines)  # not in the first `before` lines, and in the first `until` lines
         while path and not _is_in(self._whole_until(until)[1], path):
             path = path[:-1]
         while path and until - before > 1:
@@ -48,7 +48,7 @@ class KeyLines:
         return self._whole_until(until - 1)[0] + 1 if path else 1
 
     def _whole_until(self, count: int) -> tuple[int, Mapping[str, Any]]:
-        """The first lines, at most so many, that are TOML by themselves; a text of several lines is not cut."""
+        """Returns the most first lines, up to `count`, that are TOML by themselves, so that no multi-line text is cut."""
         while count > 0:
             try:
                 return count, tomllib.loads("\n".join(self._lines[:count]))
@@ -70,10 +70,10 @@ T = TypeVar("T", bound=ConfigTable)
 
 
 class ConfigReader:
-    """One file; `warnings` collects what is not wrong and still should be said."""
+    """Reads one file; `warnings` collects remarks on settings that are allowed and questionable."""
 
     def __init__(self, name: str, text: str) -> None:
-        """BadInput where the text is no TOML; paths in it are relative to the folder of `name`."""
+        """Raises BadInput where the text is no TOML; paths in it are relative to the folder of `name`."""
         self.name, self.lines = name, KeyLines(text)
         self.warnings: dict[str, None] = {}
         self._folder = Path(name).parent
@@ -91,7 +91,7 @@ class ConfigReader:
         return BadInput(f"{self.name}, line {self.lines.of(*place)}: {message}")
 
     def read(self, place: KeyPath, value: Any, *classes: type[T]) -> T:
-        """The table at this place, as the one of these classes whose first key it has."""
+        """Returns the table at this place, as the one of these classes whose first key it has."""
         for table in classes:
             if table.word and value == table.word:
                 return table()
@@ -139,7 +139,7 @@ class ConfigReader:
             raise self.wrong(place, str(error)) from None
 
     def _plain(self, place: KeyPath, key: Key, value: Any) -> Any:
-        """The value as its kind says; ValueError for what cannot be."""
+        """Converts the value by its kind; ValueError for one that it cannot be."""
         name = key.name
         match key.kind:
             case "tables":
@@ -200,7 +200,7 @@ class ConfigReader:
                     return FileToken(path, functools.partial(read_token, shortest=int(key.low)))
                 case "plan":
                     return _planned_tokens(self._folder / text)
-                case "timezone" if text != "UTC":  # which is known also where the machine has no list of them
+                case "timezone" if text != "UTC":  # UTC needs no list of time zones on the machine
                     try:
                         zoneinfo.ZoneInfo(text)
                     except (KeyError, ValueError, OSError):
@@ -275,7 +275,7 @@ def _command(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _gate(text: str) -> str:
-    """Where a gate listens: an address, or a socket of this machine."""
+    """Returns a gate's address: a URL, or a socket of this machine."""
     if not text.startswith("unix:"):
         address(text)
         return text.strip()
@@ -286,7 +286,7 @@ def _gate(text: str) -> str:
 
 
 def _planned_tokens(path: Path) -> tuple[float, float, float]:
-    """The tokens of KV cache in what `plimsoll plan --json` printed, and the band around them."""
+    """Reads the KV cache tokens, and the band around them, from the output of `plimsoll plan --json`."""
     try:
         body = json.loads(path.read_bytes()[:MOST_BYTES])
         kv, band = body["kv"], body["ledger"]["kv"]
@@ -299,13 +299,13 @@ def _planned_tokens(path: Path) -> tuple[float, float, float]:
 
 
 def read_token(path: str, shortest: int = SHORTEST_TOKEN) -> str:
-    """The token in a file: one word, not short; BadInput never shows any of it."""
+    """Reads the token in a file: one word, at least `shortest` letters; BadInput never shows any of it."""
     try:
         with Path(path).open("rb") as file:
             token = file.read(MOST_TOKEN_BYTES + 1).strip()
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror or type(error).__name__})") from None
-    # No colon after the path: what follows "x.token:" is taken for a token and hidden.
+    # No colon after the path: redaction would hide the text after "x.token:" as a token.
     if len(token) > MOST_TOKEN_BYTES or not re.fullmatch(rb"[\x21-\x7e]+", token):
         raise BadInput(f"{path} holds no token (one word of printable letters)")
     if len(token) < shortest:
@@ -314,7 +314,7 @@ def read_token(path: str, shortest: int = SHORTEST_TOKEN) -> str:
 
 
 def open_secret(path: str) -> str:
-    """The warning about a secret that every user of this machine can read; "" where they cannot."""
+    """Returns a warning if every user of this machine can read the secret; else ""."""
     with contextlib.suppress(OSError):
         if Path(path).stat().st_mode & stat.S_IROTH:
             return f"{path} is a secret that every user of this machine can read; chmod 600, or systemd's LoadCredential="
@@ -322,7 +322,7 @@ def open_secret(path: str) -> str:
 
 
 def knob_values(asked: Mapping[str, str]) -> dict[str, float]:
-    """The knobs among these words, as numbers; BadInput for one that is none."""
+    """Returns the knobs among these words, as numbers; BadInput for a value that is no number."""
     values: dict[str, float] = {}
     for name in (name for name in KNOBS if name in asked):
         word = asked[name]
@@ -334,9 +334,9 @@ def knob_values(asked: Mapping[str, str]) -> dict[str, float]:
 
 
 def seconds_in(value: Any) -> float:
-    """5, "5s", "2m" or "1h" in seconds."""
+    """Returns the seconds in 5, "5s", "2m" or "1h"."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value) if abs(value) < 1e15 else math.inf  # a whole number of TOML may be longer than a float is
+        return float(value) if abs(value) < 1e15 else math.inf  # TOML's whole numbers can exceed a float
     found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]{0,2})\s*", value) if isinstance(value, str) else None
     factor = None if found is None else {**_SECONDS, "": 1.0}.get(found[2])
     if found is None or factor is None:

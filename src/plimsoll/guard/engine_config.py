@@ -1,4 +1,4 @@
-"""An engine as guard knows it: what its [[engine]] says, or what discovery found of it."""
+"""Configuration of one engine: from its [[engine]], or from discovery."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RestarterConfig = SystemdConfig | CommandRestarterConfig | DockerConfig | PodCon
 
 
 def instance_template(text: str) -> str:
-    """The text, where its braces hold nothing but host, port and name."""
+    """Returns the text; ValueError if its braces hold anything but host, port and name."""
     if unknown := [blank for blank in re.findall(r"\{(\w+)\}", text) if blank not in ("host", "port", "name")]:
         raise ValueError(f"{{{unknown[0][:40]}}} stands for nothing; there is: {{host}}, {{port}}, {{name}}")
     return text
@@ -31,7 +31,7 @@ def instance_template(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig(key.ConfigTable):
-    """[[engine]]: one engine that guard watches, and what guard may do to it."""
+    """[[engine]]: one engine that guard watches, and the actions that guard may take on it."""
 
     name: str = key.word(MISSING, "what it is called; default: host and port", convert=str.strip)
     url: str = key.url("what stands before /metrics; needed", example='"http://HOST:PORT"')
@@ -57,19 +57,19 @@ class EngineConfig(key.ConfigTable):
 
     @property
     def only_observed(self) -> str:
-        """Why guard never acts on it; empty where it may."""
+        """The reason why guard never acts on it; empty where it may."""
         if self.kv_connector:
             return "it has a KV connector: guard only observes it"
         return f"it runs on {self.nodes} machines: guard only observes it" if self.nodes > 1 else ""
 
     def checked(self, given: Collection[str]) -> Self:
-        """With the name that it has by default."""
+        """Returns itself, with the default name if none is given; raises WrongKey for an empty name."""
         if "name" in given and not self.name:
             raise key.WrongKey("name", "an empty name is none; leave it out for host and port")
         return self if self.name else replace(self, name=host_and_port(self.url))
 
 
 def host_and_port(url: str) -> str:
-    """What an engine is called that has no name."""
+    """Returns the default name of an engine: the host, port and path of its address."""
     parts = urlsplit(address(url).shown)
     return f"{parts.netloc}{parts.path.rstrip('/')}"[:LONGEST_NAME]

@@ -38,7 +38,7 @@ _WHO = "the API"
 
 
 class ActionDesk:
-    """The conductor and the drains by hand, as the API sees them. What cannot be journaled raises, and is not done."""
+    """The conductor and the manual drains, as the API sees them. A call whose journal entry fails raises, and does nothing."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ActionDesk:
         return self._conductor.switches
 
     def under_way(self) -> list[tuple[ActionRun, float | None]]:
-        """Every action in progress, and since when, in seconds since 1970."""
+        """Returns every action in progress, with its start in seconds since 1970."""
         begun = {entry.action: entry.at for entry in self._book.kept() if entry.kind == OPENED}
         return [(one, begun.get(one.action)) for one in self._conductor.runs.values()]
 
@@ -73,7 +73,7 @@ class ActionDesk:
         self._conductor.switch(RUNGS + rung if rung else PAUSE, engine, is_on=is_paused, who=who)
 
     async def ask(self, grade: Grade, engine: str) -> Decision:
-        """Blocked at once while guard is busy: a request is not carried out an hour later."""
+        """Asks for an action; blocked at once while guard is busy, so that no request is carried out an hour later."""
         at_work = [name for name, one in self._conductor.runs.items() if one.step not in QUIET_STEPS]
         others = [name for name in at_work if name not in self._drains.engines]
         if others:
@@ -81,7 +81,7 @@ class ActionDesk:
         return await self._conductor.ask(grade, engine)
 
     async def undrain(self, engine: str) -> Decision:
-        """Puts it back in rotation, whether drained by hand or given up on by guard."""
+        """Puts an engine back in rotation that was drained by hand or that guard gave up on."""
         if self._back is not None and engine not in self._drains.engines and self._back.is_held(engine):
             return await self._back.put_back(engine)
         return await self._drains.undrain(engine)
@@ -93,7 +93,7 @@ class ActionDesk:
         return await self.quarantines(engine, who)
 
     async def set_knobs(self, engine: str, values: Mapping[str, float], for_s: float, who: str = _WHO) -> Outcome:
-        """Turns an engine's knobs for a time; without values, lets them go."""
+        """Sets an engine's knobs for a time; without values, ends what was set."""
         return failed("this guard has no knobs") if self._knobs is None else await self._knobs.set(engine, values, for_s, who)
 
 
@@ -169,7 +169,7 @@ class ActionRoutes:
 
 
 async def _change(actions: ActionDesk, verb: str, engine: str, asked: Mapping[str, str], who: str) -> HttpAnswer:
-    """Turns knobs, or quarantines a pod: what is done at once, and ends by itself."""
+    """Sets knobs or quarantines a pod: changes that are made at once, and end by themselves."""
     did = ""
     if verb == SET:
         try:
@@ -191,7 +191,7 @@ async def _act(actions: ActionDesk, verb: str, engine: str) -> HttpAnswer:
     start = {"drain": actions.drain, "undrain": actions.undrain}.get(verb)
     decision_soon = actions.ask(ACTS[verb], engine) if start is None else start(engine)
     try:
-        # Cancelled after that: it must not be done later, unexpectedly.
+        # Cancelled after that, so that it is not done later, unexpectedly.
         decision = await asyncio.wait_for(decision_soon, ASK_S)
     except TimeoutError:
         return _refused("Busy", "guard is busy and has not decided yet: ask again")
@@ -217,7 +217,7 @@ def _is_action_path(path: str) -> bool:
 
 
 def _object(body: bytes, known: Sequence[str]) -> dict[str, str] | str:
-    """The posted object, or what is wrong with it; an empty body is an empty object."""
+    """Returns the posted object, or a text that says what is wrong with it; an empty body is an empty object."""
     try:
         found = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError):
@@ -267,5 +267,5 @@ def _refused(reason: str, says: str) -> HttpAnswer:
 
 
 def json_answer(status: int, body: Mapping[str, Any]) -> HttpAnswer:
-    """An answer of guard's API, with its schema."""
+    """Returns an answer of guard's API, with its schema."""
     return HttpAnswer(status, json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False).encode())

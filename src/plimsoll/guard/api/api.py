@@ -93,7 +93,7 @@ def metrics_page(
         "guard_actions_total": [
             ({"engine": of[0], "rung": str(of[1]), "end": str(of[2])}, float(n)) for of, n in (ended or {}).items()
         ],
-        # An upgrade of vLLM may leave a part out without a word.
+        # After an upgrade of vLLM a part may be missing without a message.
         "armed": [
             ({"engine": v.name, "feature": feature}, float(is_armed))
             for v in views for feature, is_armed in _features(v.look).items()
@@ -113,14 +113,14 @@ def metrics_page(
 
 
 def _features(look: Look | None) -> dict[str, bool]:
-    """Which parts of plimsoll.inside work in an engine that answers."""
+    """Returns, by name, whether each part of plimsoll.inside works in an engine that answers; {} if it does not answer."""
     if look is None or look.reach is not Reach.ANSWERS:
         return {}
     armed = None if look.gate is None or look.gate.survival is None else look.gate.survival.armed
     return {"gate": look.gate is not None, "probe": bool(look.workers)} | ({} if armed is None else {"survive": armed})
 
 
-NAMED, LONGEST = 20, 400  # engines and letters in an answer to a name that is none's
+NAMED, LONGEST = 20, 400  # engines and letters in an answer to an unknown name
 
 
 class GuardHealth(NamedTuple):
@@ -143,7 +143,7 @@ class GuardApi:
         actions: Callable[[], ActionDesk | None] = lambda: None,
         recordings: Mapping[str, str] | None = None,
     ) -> None:
-        """`recordings`: of each engine that has one, the folder."""
+        """`recordings`: the recording folder of each engine that has one."""
         self._recordings = Recordings(recordings or {})
         self._fleet, self._started_unix_s, self._own, self._actions = fleet, started_unix_s, own, actions
         self._page = GuardPage(fleet, lambda: own().troubles, actions)

@@ -34,7 +34,7 @@ def _ref(name: str) -> dict[str, str]:
 
 
 def _type(word: Any) -> dict[str, Any]:
-    """A type of openapi.yaml as JSON schema."""
+    """Returns a type of openapi.yaml as JSON schema."""
     if isinstance(word, list):
         return {"type": "array", "items": _type(word[0])}
     if isinstance(word, dict) and "*" in word:
@@ -55,7 +55,7 @@ def _answer(says: str, schema: dict[str, Any], content: str = "application/json"
 
 
 def _operation(path: str, row: dict[str, Any], errors: dict[str, str]) -> dict[str, Any]:
-    """What may be asked at a path, and every answer that may come."""
+    """Returns the OpenAPI operation of a path: its parameters and every answer."""
     content = row.get("content", "application/json")
     whole = _TYPES["object" if content == "application/json" else "text"]
     answers = {"200": _answer(row["says"], _ref(row["answers"]) if "answers" in row else whole, content)}
@@ -75,7 +75,7 @@ def _operation(path: str, row: dict[str, Any], errors: dict[str, str]) -> dict[s
 
 @functools.cache
 def document(version: str) -> dict[str, Any]:
-    """The whole document, OpenAPI 3.1."""
+    """Returns the whole document, OpenAPI 3.1."""
     tables = yaml.safe_load((files("plimsoll.guard.api") / "openapi.yaml").read_text(encoding="utf-8"))
     errors = tables["errors"]["any"]
     paths = {path: {"get": _operation(path, row, errors)} for path, row in tables["get"].items()}

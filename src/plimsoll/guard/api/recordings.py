@@ -1,4 +1,4 @@
-"""Hands out what the recorders of engines wrote: lengths, times and digests of requests, for a replay on another machine."""
+"""Serves the recordings of engines: lengths, times and digests of requests, for a replay on another machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATH = "/recordings"
 DAY_S = 86_400
 MOST_S = 366 * DAY_S
 PIECE_BYTES = 1 << 20
-_FILES = "requests-*.jsonl"  # what the recorder calls its files
+_FILES = "requests-*.jsonl"  # the recorder's file names
 
 
 class Recordings:
@@ -27,7 +27,7 @@ class Recordings:
         self._folders = folders
 
     def answer(self, path: str, query: Mapping[str, str]) -> HttpAnswer | Stream:
-        """The list of them, or the lines of one: those of requests that came in the last `seconds`, a day by default."""
+        """Returns the list of recordings, or one's lines of the requests of the last `seconds`, a day by default."""
         if path == PATH:
             rows = [
                 {"engine": clean(engine), "bytes": sum(path.stat().st_size for path in _files(folder, 0.0))}
@@ -44,7 +44,7 @@ class Recordings:
 
 
 def _files(folder: str, since: float) -> list[Path]:
-    """Files with something newer in them, the oldest first."""
+    """Returns the files that were written to after `since`, the oldest first."""
     found = (path for path in sorted(Path(folder).glob(_FILES)) if path.is_file() and not path.is_symlink())
     return [path for path in found if path.stat().st_mtime >= since]
 
@@ -58,7 +58,7 @@ async def _lines(folder: str, since: float) -> AsyncGenerator[bytes]:
 
 
 def _next_piece(file: BinaryIO, since: float) -> bytes | None:
-    """Whole lines of requests that came since then; None at the end. A line that is still being written is left out."""
+    """Returns whole lines of requests that came since then; None at the end. Leaves out a line that is still being written."""
     lines = file.readlines(PIECE_BYTES)
     return b"".join(line for line in lines if line.endswith(b"\n") and _arrival(line) >= since) if lines else None
 

@@ -1,4 +1,4 @@
-"""Where the token of guard's API lies when none was given: drawn at each start, and left where only this user can read it."""
+"""The token of guard's API when none was configured: drawn at each start, in a file that only this user can read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def token_path(port: int, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file with the token of the guard on this port; None if this user has no home."""
+    """Returns the token file of the guard on this port; None if this user has no home."""
     runtime, home = environ.get("XDG_RUNTIME_DIR", ""), environ.get("HOME", "")
     if runtime.startswith("/"):
         return Path(runtime) / "plimsoll" / f"guard-{port}.token"

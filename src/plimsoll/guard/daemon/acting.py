@@ -76,7 +76,7 @@ READ_EVERY_S = 10.0
 
 
 class DryRunJournal:
-    """The journal of a dry run: reads the real one now and then, and keeps new entries in memory."""
+    """The journal of a dry run: reads the real one from time to time, and keeps new entries in memory."""
 
     def __init__(self, path: Path, wall: Callable[[], float]) -> None:
         self._path, self._wall = path, wall
@@ -97,7 +97,7 @@ class DryRunJournal:
             return
         self._signature = signature
         reading = await asyncio.to_thread(read_journal, self._path)
-        self._entries = list(reading.entries)  # the file has those of this guard by now, or will
+        self._entries = list(reading.entries)  # an acting guard writes its own version of the entries in memory
         self.trouble = next((one.message for one in reading.wrong if one.kind != ABSENT), "")
         if any(one.kind == DAMAGED for one in reading.wrong):  # as an acting guard would do
             self.append(SWITCH, step=PAUSE, fields={"on": True})
@@ -139,10 +139,10 @@ class ForeignRestarts:
     ) -> None:
         self._conductor, self._journal, self._observer, self._counts = conductor, journal, observer, counts
         self._totals: dict[str, int] = {}
-        self._read: tuple[list[Entry], dict[str, KnownProcess]] = ([], {})  # what the journal said at the last round
+        self._read: tuple[list[Entry], dict[str, KnownProcess]] = ([], {})  # the journal's state at the last round
 
     def note(self) -> None:
-        """Runs one round, without the engines that guard itself restarts just now."""
+        """Runs one round, without the engines that guard itself is restarting."""
         runs = self._conductor.runs.items()
         at_work = {name for name, run in runs if run.is_down and run.step is not Step.PROBATION}
         if (entries := self._conductor.kept()) != self._read[0]:
@@ -169,11 +169,11 @@ class ForeignRestarts:
 PAGE_MAX = 16 << 20
 PAGE_S = 5.0
 DOCTOR_S = 30.0
-_hanging: set[str] = set()  # files of which a question has not come back
+_hanging: set[str] = set()  # files of which a read has not returned
 
 
 async def asked_of_disk(path: str, work: Callable[[], Any], unknown: Any) -> Any:
-    """What `work` reads of a file; `unknown` where it cannot be read, or its disk (a lost NFS server) does not answer."""
+    """Returns what `work` reads of a file; `unknown` if it cannot be read or its disk (a lost NFS server) does not answer."""
     if path in _hanging:
         return unknown
 
@@ -228,7 +228,7 @@ class EngineEvidence:
 
 
 async def doctor_on(folder: Path, *, limit_s: float = DOCTOR_S) -> str:
-    """The codes that doctor finds in a folder, by a separate process: whatever the logs hold, guard goes on."""
+    """Returns the codes that doctor finds in a folder, by a separate process: whatever the logs hold, guard goes on."""
     words = (sys.executable, "-m", "plimsoll", "doctor", str(folder), "--json")
     ran = await run_command(words, limit_s, os.environ, only_stdout=True, keep_bytes=DOCTOR_MAX)
     try:
@@ -289,11 +289,11 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
 
 ROUND_S = 1.0
 ENDED_EVERY_S = 5.0
-ASKED_AT_ONCE = 16  # restarters: each question may be a process
+ASKED_AT_ONCE = 16  # restarters: each question may start a process
 LOG_EVERY_S = CHECK_EVERY_S = 60.0
 MAINTAINED = "an operator has it in maintenance at the balancer"
 FORGOTTEN_S = 86_400.0  # a pause that lasts longer was forgotten
-CLOCK_TOLD_S = 3_600.0  # so long it is told that the clock has jumped
+CLOCK_TOLD_S = 3_600.0  # how long a jump of the clock is reported
 OF_GUARDS_UNIT = frozenset({
     "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
     "PLIMSOLL_GUARD_TOKEN",
@@ -302,7 +302,7 @@ OF_GUARDS_UNIT = frozenset({
 
 
 class ActingSetup(NamedTuple):
-    """The adapters of all engines, and the policy; pods that are found come and go."""
+    """The adapters of all engines, and the policy; discovered pods come and go."""
 
     adapters: dict[str, EngineAdapters]
     capabilities: dict[str, EngineCapabilities]
@@ -350,10 +350,10 @@ class ActionRunner:
         standing: Callable[[str], PodStanding | None] = lambda _: None,
         pod: Callable[[str], Pod | None] = lambda _: None,
     ) -> None:
-        """`standing`: what the cluster says of an engine that is a pod."""
+        """`standing` returns the cluster's reasons for and against an action on an engine that is a pod."""
         self._setup, self._tell, self._is_dry, self._files, self._clocks = setup, tell, is_dry, files, clocks
         self._fleet, self._standing = fleet, standing
-        self._pods: dict[str, EngineConfig] = {}  # engines that were found and may be acted on
+        self._pods: dict[str, EngineConfig] = {}  # discovered engines that may be acted on
         self.exits: dict[str, ExitReport] = {}
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._polled_s: dict[str, float] = {}
@@ -385,8 +385,8 @@ class ActionRunner:
         self._said: dict[str, str] = {}
         self._own_waits_for = ""
         self._clock_ahead_s = clocks.wall() - clocks.clock()
-        self._jumped = (-CLOCK_TOLD_S, "")  # when the wall clock last did, and how
-        self._well_since: dict[str, float] = {}  # engines that guard gave up on and that are well now
+        self._jumped = (-CLOCK_TOLD_S, "")  # when the wall clock last jumped, and how
+        self._well_since: dict[str, float] = {}  # engines that guard gave up on and that are healthy now
         self._returns: dict[str, asyncio.Task[Decision]] = {}
         self._dry = DryRunJournal(files.journal, clocks.wall)
         self.journal = None if is_dry else open_journal(files.journal)
@@ -426,7 +426,7 @@ class ActionRunner:
                 self.desk.quarantines = lambda engine, who: begin(engine, span_s, who)
 
     def watch(self, targets: Sequence[EngineConfig]) -> None:
-        """Takes up the pods that were found, and lets go of those that are gone and with which nothing is under way."""
+        """Takes up newly discovered pods, and drops those that are gone and have no action in progress."""
         found = {target.name: target for target in targets if isinstance(target.restart, PodConfig) and target.restart.uid}
         busy = self.conductor.engines_at_work()
         for name in [name for name, known in self._pods.items() if found.get(name) != known and name not in busy]:
@@ -439,7 +439,7 @@ class ActionRunner:
                 self._pods[name] = target
 
     def _restore(self, run: ActionRun) -> EngineAdapters | None:
-        """The adapters of a pod on which an earlier guard was acting, and which is gone since."""
+        """Returns the adapters of a pod on which an earlier guard was acting and that has gone since; None if it is unknown."""
         known = {name: str(run.facts.get(LEARNED + name, "")) for name in ("pod", "namespace", "selector", "uid")}
         if not known["pod"] or not known["uid"]:
             return None
@@ -463,9 +463,9 @@ class ActionRunner:
         return view._replace(engines=engines) if stopped else view
 
     async def _mind_own(self, own: OwnProcess) -> None:
-        """Starts guard's own server whenever it does not run and nobody asked it to end.
+        """Starts guard's own server whenever it does not run and nobody stopped it.
 
-        The first start is plain, one after an earlier process is a restart. WorldFailed if the first start fails.
+        The first start is a plain start, a later one is a restart. WorldFailed if the first start fails.
         """
         name = next(name for name, adapters in self._setup.adapters.items() if adapters.restarter is own)
         is_running = await own.is_running()
@@ -474,7 +474,7 @@ class ActionRunner:
             return
         last = await own.last_exit() if is_running is False else None
         has_ended = last is not None and bool(last.is_done)
-        # When guard begins, what happened before it does not count against the budget.
+        # A process that ended before guard began does not count against the budget.
         why = "" if self._is_dry else self.conductor.why_not_start(name, is_counted=self._has_own_run and has_ended)
         if why and why != self._own_waits_for:
             self._tell(Announcement(name, f"guard's own server is not started: {why}"))
@@ -553,7 +553,7 @@ class ActionRunner:
             self._announce_decisions()
 
     def _return_recovered(self, now_s: float) -> None:
-        """Puts an engine back in rotation that guard gave up on, once it has been well for as long as a probation lasts."""
+        """Puts an engine back in rotation that guard gave up on, once it has been healthy for as long as a probation lasts."""
         if self._back is None or self.conductor.stopped_acting:
             return
         held = [name for name, end in self.conductor.last_ends().items() if end.is_out]
@@ -564,7 +564,7 @@ class ActionRunner:
         }
         for name, since_s in self._well_since.items():
             if now_s - since_s >= self._setup.policy.probation_s:
-                self._well_since[name] = now_s  # tried again after as long
+                self._well_since[name] = now_s  # the next try comes after as long
                 self._returns[name] = asyncio.create_task(self._back.put_back(name, is_recovered=True))
 
     def _announce_decisions(self) -> None:
@@ -586,26 +586,26 @@ class ActionRunner:
         self._said = said
 
     def _poll(self, now_s: float) -> None:
-        """Asks restarters and balancers about every engine now and then, and each second about one that does not answer."""
+        """Asks restarters and balancers about every engine at intervals, and each second about one that does not answer."""
         if self._served is None:
             self._served = frozenset(name for name, known in known_processes(self.conductor.kept()).items() if known.seen)
         for name in self._setup.adapters:
             task = self._polls.get(name)
             is_lost = self.observer.is_lost(name)
-            is_hurried = is_lost or self.conductor.is_draining  # another one that leaves now must be known at once
+            is_hurried = is_lost or self.conductor.is_draining  # guard must know at once if another engine leaves now
             if task is not None and task.done() and not task.cancelled():
                 task.result()  # an internal error ends guard
             if (task is None or task.done()) and (is_hurried or now_s >= self._polled_s.get(name, 0.0) + ENDED_EVERY_S):
                 self._polled_s[name] = now_s
                 self._polls[name] = asyncio.create_task(self._ask_about(name))
             if is_lost and (self.exits.get(name, NO_EXIT).ended or self.exits.get(name, NO_EXIT).gone):
-                self._fleet.hurry(name)  # what has ended is not looked at every few seconds only
+                self._fleet.hurry(name)  # an engine that has ended gets its look at once
 
     async def _ask_about(self, name: str) -> None:
         adapters, run = self._setup.adapters[name], self.conductor.runs.get(name)
         is_at_work = run is not None and run.step is not Step.PROBATION
         async with self._asking:
-            if not is_at_work:  # what guard itself does to it is no news: what was known before still holds
+            if not is_at_work:  # guard's own action is no news: keep the earlier report
                 self.exits[name] = await exit_report(adapters, self._logs.get(name))
                 self.observer.asked_s = {**self.observer.asked_s, name: self._clocks.clock()}
             balancer: object = adapters.balancer
@@ -615,20 +615,20 @@ class ActionRunner:
         if health is not None:  # as last known: a silent balancer does not end a maintenance
             self.observer.maintained = {**self.observer.maintained, name: health.is_maintained}
         before = self._traffic.get(name, BalancerTraffic())
-        # What our own drain makes of its check is no testimony; nor is a check that passed before it.
+        # During guard's own drain the balancer's check proves nothing; nor does a check that passed before it.
         is_down = (before.is_down or None) if is_at_work else None if health is None else health.is_down
         self.observer.failing = {**self.observer.failing, name: is_down is True}
         self._traffic[name] = before.seen(self._clocks.clock(), health, is_down=is_down)
 
     def facts(self, name: str) -> DiscoveredFacts:
-        """What restarter, balancer and journal know of an engine."""
+        """Returns the facts about an engine from its restarter, its balancer and the journal."""
         report, traffic = self.exits.get(name, NO_EXIT), self._traffic.get(name)
         health = None if traffic is None else traffic.health(self._clocks.clock())
         has_served = self._served is not None and name in self._served
         return DiscoveredFacts(None, report.ended, report.gone, report.failure, report.requests, has_served, health)
 
     def impairments(self) -> dict[str, str]:
-        """What ends guard's ability or right to act, by subject."""
+        """Returns the reasons why guard cannot or may not act, by subject."""
         if self._is_dry:
             return {}
         conductor = self.conductor
@@ -648,7 +648,7 @@ class ActionRunner:
         return impairments
 
     def slow_starts(self) -> dict[str, str]:
-        """Engines whose next start would be given up: the last one took longer than the configuration waits."""
+        """Returns engines whose next start guard would give up: the last one took longer than the configuration waits."""
         most_s, starts = self._setup.policy.start_within_s, last_starts(self.conductor.kept())
         took = {name: max(starts.get(name, 0.0), self.observer.longest_start_s(name)) for name in self._setup.adapters}
         return {
@@ -658,7 +658,7 @@ class ActionRunner:
         }
 
     def _clock_troubles(self, now: float, now_s: float) -> dict[str, str]:
-        """Why the wall clock is not to be trusted: it jumped a while ago, or the journal was written by a later one."""
+        """Returns why the wall clock is not to be trusted: it jumped lately, or the journal has later entries."""
         moved_s, troubles = now - now_s - self._clock_ahead_s, {}
         if abs(moved_s) > FUTURE_S:
             self._clock_ahead_s = now - now_s
@@ -675,7 +675,7 @@ class ActionRunner:
         return troubles
 
     async def runs_on(self) -> str:
-        """Says that guard's own server keeps running, and how to stop it; empty if there is none."""
+        """Returns a line that says that guard's own server keeps running, and how to stop it; empty if there is none."""
         own = self._setup.own
         pids = () if own is None or not await own.is_running() else await own.pids()
         if not pids:
@@ -694,22 +694,22 @@ class ActionRunner:
 
 
 class ExitReport(NamedTuple):
-    """What is known of an engine's end: by itself (`ended`), by an operator (`stopped`), or without a reason (`gone`)."""
+    """The end of an engine: by itself (`ended`), by an operator (`stopped`), or without a known reason (`gone`)."""
 
     ended: str = ""
     stopped: str = ""
     gone: str = ""
-    failure: str = ""  # its kind, where that is known
+    failure: str = ""  # the kind of failure, where known
     requests: str = ""  # the shapes of those that it had begun
 
 
 NO_EXIT = ExitReport()
-NO_CRASH = (0, 130, 137, 143)  # exit codes that a stop may have
+NO_CRASH = (0, 130, 137, 143)  # exit codes that a stop may cause
 NATIVE_CRASHES = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 139: "SIGSEGV"}
 
 
 async def exit_report(adapters: EngineAdapters, log: str | None = None) -> ExitReport:
-    """How its process ended, by its supervisor's word and the end of its log."""
+    """Returns how its process ended, by its supervisor and the end of its log."""
     restarter = adapters.restarter
     if restarter is None:
         return NO_EXIT
@@ -735,20 +735,20 @@ async def exit_report(adapters: EngineAdapters, log: str | None = None) -> ExitR
 
 
 class BalancerTraffic(NamedTuple):
-    """What a balancer counts of one engine's answers, from poll to poll."""
+    """A balancer's counts of one engine's answers, from poll to poll."""
 
     is_down: bool | None = None
     total: int | None = None  # bytes of answers
-    since_s: float = 0.0  # the count has not changed since
+    since_s: float = 0.0  # when the count last changed
     has_changed: bool = False  # it was seen to change
     busy: int = 0  # requests with the engine
     ended: int | None = None  # requests that have ended
-    is_live: bool = False  # bytes were seen to be counted while a request lasts; HAProxy does so with `option contstats`
+    is_live: bool = False  # the balancer counts bytes while a request lasts, as HAProxy does with `option contstats`
 
     def seen(self, now_s: float, found: ServerHealth | None, *, is_down: bool | None) -> BalancerTraffic:
         if found is None or found.total is None:
             return BalancerTraffic(is_down, None, now_s)
-        if self.total is None or found.total < self.total:  # a balancer that was reloaded counts anew
+        if self.total is None or found.total < self.total:  # a reload of the balancer resets its counts
             return BalancerTraffic(is_down, found.total, now_s, busy=found.busy, ended=found.ended)
         has_grown = found.total > self.total
         is_within = bool(self.busy and found.busy and self.ended is not None and found.ended == self.ended)
@@ -760,7 +760,7 @@ class BalancerTraffic(NamedTuple):
     def health(self, now_s: float) -> BalancerHealth:
         silent_s, unseen = now_s - self.since_s, 0 if self.is_live else self.busy
         is_known = self.total is not None and (self.has_changed or silent_s >= SILENT_S)
-        # Young bytes are known to flow; that none came is known only where those of a request that lasts are counted.
+        # Recent bytes prove a flow; their absence proves silence only if bytes are counted while a request lasts.
         if unseen and silent_s >= FLOWING_S:
             return BalancerHealth(self.is_down, None, unseen)
         return BalancerHealth(self.is_down, silent_s if is_known else None)

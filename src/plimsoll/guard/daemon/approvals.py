@@ -1,4 +1,4 @@
-"""Asks people for approval before an action, keeps their answers in the journal, and lets through what was approved."""
+"""Asks people for approval before an action, keeps their answers in the journal, and lets approved actions through."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from plimsoll.guard.act.journal_entry import APPROVAL, Entry
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import JournalWriter
 
-OVER_S = 60.0  # a question is withdrawn when its action has not been called for this long
+OVER_S = 60.0  # a request is withdrawn when nothing has called for its action for this long
 
 
 class Approvals:
-    """The questions of one guard. `tell` gets each as it is now, and a sentence."""
+    """The approval requests of one guard. `tell` gets each as it is now, and a sentence."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class Approvals:
         return [one for one in read_approvals(self._kept()).values() if one.is_pending(now)]
 
     def needs(self) -> dict[str, str]:
-        """Engines for which guard waits for a person, and what to type."""
+        """Returns the engines for which guard waits for a person, and what to type."""
         return {one.engine: _waits(one) for one in self.pending()}
 
     def decide(self, id_: str, *, is_approved: bool, who: str) -> tuple[Approval | None, str]:
-        """Keeps a person's answer; the question, or why it is none that could be answered."""
+        """Records a person's answer; returns the request, or None and why it cannot be answered."""
         one = read_approvals(self._kept()).get(id_)
         if one is None:
             return None, "no such question: guardctl actions lists those that wait"
@@ -53,7 +53,7 @@ class Approvals:
         return one, ""
 
     def allowed(self, plans: Sequence[ActionPlan], decisions: Sequence[Decision]) -> list[ActionPlan]:
-        """The plans that need nobody's approval or have it; for the others somebody is asked, once."""
+        """Returns the plans that need no approval or have it; asks for the others, once."""
         if not any(plan.needs_approval for plan in plans) and not self._called_at:
             return list(plans)
         now, known = self._wall(), read_approvals(self._kept())
@@ -69,7 +69,7 @@ class Approvals:
                 found.append(ActionPlan(plan.engine, plan.grade, plan.kind, why, plan.steps, action=one.id))
             elif one is None or one.state in (ApprovalState.USED, ApprovalState.WITHDRAWN):
                 self._ask(plan, now)
-            else:  # it waits, or somebody has said no, or nobody said anything: then nobody is asked again for a while
+            else:  # it waits; or it was denied or expired, and is not asked again for a while
                 ended = one.changed_at if one.state in (ApprovalState.DENIED, ApprovalState.EXPIRED) else one.until
                 if now - ended >= self._policy.approve_within_s:
                     self._ask(plan, now)
@@ -84,7 +84,7 @@ class Approvals:
         self._tell(one, _waits(one))
 
     def _close_old(self, known: dict[str, Approval], decisions: Sequence[Decision], now: float) -> None:
-        """Ends the questions that nobody answered in time, and those whose reason is over."""
+        """Ends the requests that nobody answered in time, and those whose reason is over."""
         called = {(decision.engine, decision.grade) for decision in decisions}
         for one in list(known.values()):
             if one.state is not ApprovalState.ASKED:

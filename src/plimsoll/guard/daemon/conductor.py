@@ -1,6 +1,6 @@
-"""Runs the actions that were decided, step by step, and journals every step before and after.
+"""Runs decided actions step by step, and journals every step before and after.
 
-A guard that starts with the same journal finishes what was begun or undoes it: see `Conductor.take_over`.
+A guard that starts with the same journal finishes or undoes open actions: see `Conductor.take_over`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Announcement(NamedTuple):
 
 
 def attention_message(engine: str, end: FailedRestarts) -> str:
-    """Says why an engine that restarts did not fix needs attention, and which command ends that."""
+    """Returns why an engine that restarts did not fix needs attention, and the command that ends that."""
     resume = f"guardctl resume {engine} once it is fixed"
     if end.end != "held":
         return f"needs attention: a restart did not help ({', '.join(sorted(end.unmended))}); {resume}"
@@ -81,10 +81,10 @@ class ActionPorts(NamedTuple):
     tell: Callable[[Announcement], None]
     wall: Callable[[], float]
     name: Callable[[], str] = lambda: secrets.token_hex(4)
-    is_quiet: Callable[[], bool] = lambda: False  # nothing is true that calls for an action: the view is not needed
+    is_quiet: Callable[[], bool] = lambda: False  # no condition calls for an action: the view is not needed
     paused: Callable[[], str] = lambda: ""  # why all acting is off from outside; "" where it is not
-    shared: SharedState | None = None  # what outlives guard's node
-    incident: Callable[[str], str] = lambda _: ""  # the id of what is wrong with an engine
+    shared: SharedState | None = None  # state that outlives guard's node
+    incident: Callable[[str], str] = lambda _: ""  # the id of an engine's open incident
 
     def write(self, kind: str, run: ActionRun, fields: Mapping[str, Any], step: str = "") -> None:
         self.journal.append(kind, engine=run.engine, action=run.action, step=step, fields=fields)
@@ -97,7 +97,7 @@ class ActionPorts(NamedTuple):
     async def step(
         self, run: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], show: Callable[[ActionRun], None]
     ) -> tuple[ActionRun, Outcome]:
-        """Runs the next step, journaled before and after; `show` gets the action as begun, and as it stands then."""
+        """Runs the next step, journaled before and after; `show` gets the action as begun, and as it is afterwards."""
         step = run.step
         assert step is not None
         self.write(INTENT, run, {"epoch": run.epoch, "undo": run.is_undoing}, str(step))
@@ -144,7 +144,7 @@ URGENT = frozenset({"CrashLoop", "SickCard", "BudgetSpent", "Unproved", "CutOff"
 QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
 """Steps that need no lock and run alongside other actions."""
 END_S = 20.0  # for undoing what is in progress when guard stops
-_LEFT = ""  # stands for the actions an earlier guard left, as the key of their retry
+_LEFT = ""  # the retry key of the actions that an earlier guard left
 
 
 class Conductor:
@@ -159,12 +159,12 @@ class Conductor:
         pause_s: float = 1.0,
         restore: Callable[[ActionRun], EngineAdapters | None] = lambda _: None,
     ) -> None:
-        """`adapters` may change; `restore` makes those of an engine that is gone and on which an earlier guard was acting.
+        """`adapters` may change; `restore` makes those of an engine that has gone and on which an earlier guard was acting.
 
         BadInput if two engines have the same name in the journal, which redacts secrets in names.
         """
         self._adapters, self._policy, self._ports, self._pause_s, self._restore = adapters, policy, ports, pause_s, restore
-        # By the name that is written; pods that come later have no password in their names.
+        # By the name in the journal; pods that come later have no password in their names.
         self._names = {cleaned(Entry(0, 0.0, "", engine=name)).engine: name for name in adapters}
         if len(self._names) < len(adapters):
             raise BadInput("two engine names differ only in a password: give each its own name")
@@ -172,14 +172,14 @@ class Conductor:
         self._beside: dict[str, asyncio.Task[None]] = {}  # by engine: probation, shedding
         self._at_work = ""
         self._blocked: dict[str, BlockedAction] = {}
-        self.lock_trouble = ""  # why the fleet's lock could not even be asked for
-        self.epoch_trouble = ""  # a gate has seen a greater epoch than the lock that is ours
+        self.lock_trouble = ""  # why the fleet's lock could not be requested
+        self.epoch_trouble = ""  # a gate has seen a greater epoch than that of our lock
         self._request: tuple[Grade, str, asyncio.Future[Decision]] | None = None
-        self._is_looked_at = False  # the journal, for damage
+        self._is_looked_at = False  # whether the journal was checked for damage
         self._left: list[ActionRun] = []  # of an earlier guard, still waiting for the lock
-        self._unwritten: dict[str, ActionRun] = {}  # by id: over, which the journal could not be told
+        self._unwritten: dict[str, ActionRun] = {}  # by id: ended actions that could not be journaled
         self._ended: Counter[tuple[str, Grade, End]] = Counter()  # in this life, by engine
-        self.stopped_acting = ""  # why nothing is done for now, such as a full disk
+        self.stopped_acting = ""  # why guard does not act for now, such as a full disk
         self._mend_at = 0.0
         self._lock = SharedLock(ports.lock)
         self.runs: dict[str, ActionRun] = {}
@@ -190,7 +190,7 @@ class Conductor:
         self.approvals = Approvals(ports.journal, self.kept, policy, ports.wall, ports.name, tell)
 
     def needs(self) -> dict[str, str]:
-        """Engines that need attention, and why: restarts did not fix them, or one that they need is blocked for long."""
+        """Returns engines that need attention, and why: restarts did not fix them, or a restart they need stays blocked."""
         blocked = {
             engine: f"needs attention: restart blocked: {decision.message}"
             for engine, decision in self._blocked.items() if decision.reason in URGENT
@@ -200,15 +200,15 @@ class Conductor:
 
     @property
     def is_draining(self) -> bool:
-        """Whether an engine that serves is being taken out of rotation."""
+        """True while an engine that serves is being taken out of rotation."""
         return any(run.step in (Step.DRAIN, Step.IDLE) for run in self.runs.values())
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
-        """Ended actions since guard started, zeros included, so that the first one shows as an increase."""
+        """Returns counts of ended actions since guard started, with zeros, so that the first one shows as an increase."""
         return {(name, rung, end): self._ended[name, rung, end] for name in self._adapters for rung in COURSES for end in End}
 
     def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
-        """Pauses (`is_on`) or resumes; where that cannot be written, nothing can, and guard stops acting."""
+        """Pauses (`is_on`) or resumes; if that cannot be journaled, guard stops acting."""
         try:
             self._ports.journal.append(SWITCH, engine=engine, step=name, fields={"on": is_on, "who": who})
         except PlimsollError as error:
@@ -217,7 +217,7 @@ class Conductor:
         if not is_on:
             self._again = {one: when for one, when in self._again.items() if engine and one != engine}
 
-    # What the journal says of earlier actions
+    # Earlier actions, by the journal
 
     @property
     def switches(self) -> Switches:
@@ -229,43 +229,43 @@ class Conductor:
         return read_restarts(self.kept(), self._ports.wall())
 
     def last_ends(self) -> dict[str, FailedRestarts]:
-        """Engines that restarts did not fix, until an operator resumes them."""
+        """Returns engines that restarts did not fix, until an operator resumes them."""
         return failed_restarts(self.kept())
 
     def kept(self) -> list[Entry]:
-        """The entries still needed, with the engines' real names instead of the redacted ones."""
+        """Returns the entries still needed, with the engines' real names instead of the redacted ones."""
         names = {written: name for written, name in self._names.items() if written != name}
         entries = self._ports.journal.kept()
         return [one._replace(engine=names.get(one.engine, one.engine)) for one in entries] if names else entries
 
     def is_off(self, engine: str) -> bool:
-        """Whether an operator has paused guard, this engine or restarts."""
+        """True if an operator has paused guard, this engine or restarts."""
         return bool(self._off(engine, Grade.RESTART))
 
     def _off(self, engine: str, grade: Grade) -> str:
-        """Says that an operator has paused it since it began: it is then undone as long as that is possible."""
+        """Returns that an operator has paused this, else ""; an action in progress is then undone if still possible."""
         off = self.switches
         return "paused by an operator" if off.is_paused or engine in off.paused or grade in off.rungs_off else ""
 
     def _may_try(self, engine: str) -> bool:
         left_s = self._again.get(engine, (0.0, 0.0))[0] - self._ports.wall()
-        return left_s <= 0 or left_s > LONGEST_AGAIN_S  # a clock that was set back makes nobody wait
+        return left_s <= 0 or left_s > LONGEST_AGAIN_S  # no wait because of a clock that was set back
 
     def _try_later(self, engine: str) -> None:
         pause_s = min(LONGEST_AGAIN_S, 2 * self._again.get(engine, (0.0, AGAIN_S / 2))[1])
         self._again[engine] = (self._ports.wall() + pause_s, pause_s)
 
-    # Deciding, and doing
+    # Decisions and actions
 
     async def turn(self) -> None:
-        """Runs one round: actions an earlier guard left, then requests of operators, then what the judge calls for."""
+        """Runs one round: actions an earlier guard left, then requests of operators, then actions that conditions call for."""
         if self.stopped_acting and not self._mend():
             return
         with self.stopping():
             if self._left and self._may_try(_LEFT):
                 await self.take_over()
             request, self._request = self._request, None
-            if request is not None and not request[2].done():  # the caller may be gone: then nothing is done
+            if request is not None and not request[2].done():  # nothing is done for a caller that has gone
                 plan = self._consider_request(request[0], request[1])
                 request[2].set_result(plan)
                 if isinstance(plan, ActionPlan):
@@ -284,14 +284,14 @@ class Conductor:
 
     @contextlib.contextmanager
     def stopping(self) -> Iterator[None]:
-        """Where the journal fails within, guard stops acting."""
+        """Stops acting if the journal fails inside the block."""
         try:
             yield
         except PlimsollError as error:
             self.stop_acting(error)
 
     def stop_acting(self, error: PlimsollError) -> None:
-        """Stops acting until the journal can be written again, and answers a request that waits."""
+        """Stops acting until the journal can be written again, and answers a waiting request."""
         # No action without its entry.
         if self.stopped_acting != str(error):
             self._ports.tell(Announcement("", f"guard stopped acting: {error}", is_urgent=True))
@@ -300,7 +300,7 @@ class Conductor:
             self._request[2].set_result(self._busy(*self._request[:2]))
 
     def _mend(self) -> bool:
-        """Tries now and then whether the journal can be written again; then guard goes on with what it left."""
+        """Tries from time to time to mend the journal; True once it can be written, and guard resumes its open actions."""
         now = self._ports.wall()
         if now < self._mend_at <= now + MEND_EVERY_S:
             return False
@@ -346,11 +346,11 @@ class Conductor:
         return consider(view, self._policy, found, grade, ASKED, "an operator asked for it")
 
     def decisions(self) -> list[Decision]:
-        """What is called for now, and what blocks it."""
+        """Returns the actions that are called for now, planned or blocked."""
         return [] if self._ports.is_quiet() else decide(self._view(), self._policy)
 
     def help_broken(self) -> None:
-        """Begins the restart of every engine that serves nobody, beside whatever is in progress: it takes no capacity away."""
+        """Begins the restart of every engine that serves nobody, beside any other action: it takes no capacity away."""
         if self.stopped_acting or self._left:
             return
         for plan in self._due(self.decisions()):
@@ -378,7 +378,7 @@ class Conductor:
         return self.approvals.allowed(due, decisions)
 
     def _view(self, without: str = "") -> FleetView:
-        """The fleet now; restarts that are about to stop something count, but for that of the engine `without`."""
+        """Returns the fleet now; counts restarts that are about to stop an engine, except that of `without`."""
         now = self._ports.wall()
         begun = [
             Restart(now, run.engine, True, str(run.facts.get("failure", "")), str(run.facts.get("requests", "")))  # noqa: FBT003
@@ -391,7 +391,7 @@ class Conductor:
         return view._replace(restarts=[*self.restarts, *begun], switches=self.switches, busy=busy, now=now)
 
     def engines_at_work(self) -> frozenset[str]:
-        """Engines with an open action, and those that took the place of one: nothing else is begun with them."""
+        """Returns engines with an open action, and their replacements: no other action begins on them."""
         runs = [*self.runs.values(), *self._left]
         return (
             frozenset(self.runs) | {run.engine for run in runs} | {str(run.facts.get(REPLACEMENT, "")) for run in runs} - {""}
@@ -409,9 +409,9 @@ class Conductor:
                 self._ports.tell(Announcement(engine, text, blocked.reason in URGENT, fields))
 
     def why_not_start(self, engine: str, *, is_counted: bool = False) -> str:
-        """Says why guard's own server, which does not run, is not started now; "" if it can be.
+        """Returns why guard's own server, which does not run, is not started now; "" if it can be.
 
-        `is_counted`: it ended under guard's eyes, so the restart budget and the cooldown hold.
+        `is_counted`: it ended while guard watched, so the restart budget and the cooldown apply.
         """
         if self.stopped_acting:
             return f"guard stopped acting: {self.stopped_acting}"
@@ -428,20 +428,20 @@ class Conductor:
         return "" if end is None else attention_message(engine, end)
 
     def start(self, engine: str, why: str) -> None:
-        """Starts an ended server as a restart, with lock and memory check, beside whatever is in progress."""
+        """Starts an ended server as a restart, with lock and memory check, beside any other action."""
         self._begin_beside(ActionPlan(engine, Grade.RESTART, START, why, BROKEN))
 
     def pauses(self) -> dict[str, tuple[float, str]]:
-        """Engines that are paused ("" for all), since when and by whom."""
+        """Returns the paused engines ("" for all), since when and by whom."""
         last = {entry.engine: entry for entry in self.kept() if entry.kind == SWITCH and entry.step == PAUSE}
         return {
             engine: (entry.at, str(entry.fields.get("who", ""))) for engine, entry in last.items() if entry.fields.get("on")
         }
 
     async def carry_out(self, plan: ActionPlan) -> None:
-        """Runs one action up to the step that only waits."""
+        """Runs one action up to its step that only waits."""
         run = self._run_of(plan)
-        self.runs[plan.engine] = run  # before anything is waited for
+        self.runs[plan.engine] = run  # before the first await
         if not plan.is_broken:
             self._at_work = plan.engine
         await self._begin(plan, run)
@@ -470,17 +470,17 @@ class Conductor:
         self._ports.tell(Announcement(plan.engine, f"{plan.grade} because {plan.why}", fields={"action": run.action}))
         await self._go(run)
 
-    # What an earlier guard left
+    # Actions of an earlier guard
 
     async def take_over(self) -> list[ActionRun]:
-        """Finishes or undoes what an earlier guard left open, and returns what still waits for the lock.
+        """Finishes or undoes the actions that an earlier guard left open; returns those that still wait for the lock.
 
-        That is retried at later turns; until then nothing else is done with those engines.
+        Those are retried at later turns; until then no other action begins on their engines.
         """
         wrong = () if self._is_looked_at else getattr(self._ports.journal, "wrong", ())
         self._is_looked_at = True
         if damage := [str(one.message) for one in wrong if one.kind == DAMAGED]:
-            # What may have been done is not done again until an operator resumes.
+            # Actions may be missing from the journal: none is repeated until an operator resumes.
             self.switch(PAUSE, "", is_on=True, who="guard: its journal was damaged")
             says = f"guard is paused (guardctl resume): its journal was damaged: {damage[0]}"
             self._ports.tell(Announcement("", says, is_urgent=True))
@@ -505,11 +505,11 @@ class Conductor:
     async def _take_over_one(self, run: ActionRun, steps: ActionSteps) -> bool:
         turned = run.taken_over()
         if turned.step not in QUIET_STEPS and turned.step is not None:
-            # With a new lock: the earlier guard's is gone, or will be refused as older.
+            # With a new lock: the earlier guard's is gone, or is refused as older.
             lock = await steps.do(Step.LOCK, turned)
             try:
                 self._ports.write(NOTE, run, {"take-over": lock.message, "done": lock.is_done})
-                if lock.is_done and self._ports.shared is not None:  # whoever had the lock may have ended it since
+                if lock.is_done and self._ports.shared is not None:  # the lock's last holder may have ended it since
                     self._ports.shared.absorb()
             except PlimsollError:
                 await steps.do(Step.UNLOCK, turned)  # else it would be held, not renewed, and never taken again
@@ -530,7 +530,7 @@ class Conductor:
     async def _go(self, run: ActionRun, steps: ActionSteps | None = None) -> None:
         steps = steps or self._steps_for(run)
         assert steps is not None, "an engine with a plan is watched"
-        if Step.LEAVE not in run.steps:  # what serves nobody is helped beside everything else
+        if Step.LEAVE not in run.steps:  # an engine that serves nobody is restarted beside other actions
             self._at_work = run.engine
         self.runs[run.engine] = run
         keeper = asyncio.create_task(steps.lock.keep())
@@ -538,7 +538,7 @@ class Conductor:
             while run.step is not None and run.step not in QUIET_STEPS:
                 run = await self._step(run, steps)
         except PlimsollError:
-            steps.lock.is_lost = True  # so that nothing more is stopped
+            steps.lock.is_lost = True  # so that no more engine is stopped
             run = await finish_without_journal(
                 self.runs.pop(run.engine), lambda one: self._perform(one, steps), self._ports.tell
             )
@@ -549,7 +549,7 @@ class Conductor:
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError, PlimsollError):
                 async with asyncio.timeout(END_S):
-                    # What can be undone soon is; an engine that is down is left to the next guard.
+                    # An action that can be undone is undone now; an engine that is down is left to the next guard.
                     back = self.runs[run.engine].taken_over()
                     while back.is_undoing and back.step is not None:
                         back = await self._step(back, steps)
@@ -608,7 +608,7 @@ class Conductor:
 
     def _close(self, run: ActionRun, why: str) -> None:
         end = run.end or End.DONE
-        # Announced first: a guard that dies in between announces it twice; the other way round it would be lost.
+        # Announced before it is journaled: a guard that dies in between announces it twice rather than never.
         says = f"{run.grade} {END_TEXTS[end]}" + (f": {why}" if why else "")
         self._ports.tell(Announcement(run.engine, says, end in (End.HELD, End.FAILED), {"action": run.action, "end": str(end)}))
         self.runs.pop(run.engine, None)

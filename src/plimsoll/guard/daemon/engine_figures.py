@@ -1,14 +1,14 @@
-"""An engine's figures: from the bytes of its metrics page in one pass, and from what Prometheus has recorded of it.
+"""An engine's figures: from the bytes of its metrics page in one pass, and from its series in Prometheus.
 
-A page has thousands of lines, and guard wants about forty. So lines are filtered by their first bytes, and only those that may
-be wanted are parsed; a line that is not written as vLLM writes it goes to the general parser of `vllm.metrics_page`.
+A page has thousands of lines, and guard needs about forty. So lines are filtered by their first bytes, and only candidates
+are parsed; a line in another form than vLLM's goes to the general parser of `vllm.metrics_page`.
 
     reader = PageReader()
     reader.feed(first_bytes)
     reader.feed(the_rest)
     reader.done().figures["running"]
 
-A page may cover several engines (data-parallel ranks): counters and queues are summed, of ratios the largest is taken. A figure
+A page may cover several engines (data-parallel ranks): counters and queues are summed, ratios take the largest. A figure
 that is NaN, infinite or negative is left out: it is unknown.
 """
 
@@ -38,13 +38,13 @@ from plimsoll.vllm.versions import Engine
 
 SAMPLES_MAX = 10_000  # wanted ones: 64 ranks of 8 workers have 8,000
 LABEL_SETS_MAX = 4_096
-LABEL_BYTES_MAX = 16 << 20  # of all that are kept
-LABEL_TEXT_MAX = 2_048  # longer ones are not kept; the longest that vLLM has, that of its cache, is half of it
-LABEL_SET_BYTES = 600  # what keeping one takes beside its letters
+LABEL_BYTES_MAX = 16 << 20  # of all kept label sets
+LABEL_TEXT_MAX = 2_048  # longer ones are not kept; vLLM's longest, that of its cache, has half as many
+LABEL_SET_BYTES = 600  # overhead of a kept set beside its letters
 WORKERS_MAX = 1_024
 RANKS_MAX = 1_024
 NAME_MAX = 64
-WITNESSES = 20  # lines by which a page without any wanted sample is known as one
+WITNESSES = 20  # lines that prove that a page without any wanted sample is a metrics page
 WITNESS_MAX = 1_024
 
 SUMMED = (
@@ -55,7 +55,7 @@ LARGEST = "kv_cache_usage"
 RATIO_MAX = 1.001
 LINES_MAX = 200_000  # a page of 64 ranks has a tenth of it
 NUMBER_MAX = 1e18  # beyond any real count, and sums of such numbers overflow
-# Of histograms: which one, which of its sums, and what that is called here.
+# Histograms: the figure, which of its sums, and the name of that sum here.
 SUMS = (
     ("step_tokens", "_count", "steps"), ("ttft", "_sum", "ttft_sum"), ("ttft", "_count", "ttft_count"),
     ("inter_token", "_sum", "inter_token_sum"), ("inter_token", "_count", "inter_token_count"),
@@ -83,7 +83,7 @@ Samples = dict[str, list[tuple[Labels, float]]]
 
 
 def _wanted() -> dict[bytes, str]:
-    """Every sample name that may carry a figure, in any release."""
+    """Returns every sample name that may carry a figure, in any release."""
     names = [SLEEP, CONFIG, STARTED, RESIDENT, CPU, AGE, *OF_WORKER]
     for figure in (*SUMMED, LARGEST):
         for name in metrics.figure(figure).names:
@@ -101,7 +101,7 @@ _PLAIN = re.compile(rb"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{([^{}\\]*)\})? ([-+.0-9a-z
 
 
 class PageFigures(NamedTuple):
-    """The figures of a page; what it does not have is absent."""
+    """The figures of a page; those that it does not have are absent."""
 
     figures: Mapping[str, float]
     model: str | None  # the first name it is served by
@@ -120,7 +120,7 @@ class LabelSets:
         self._bytes = 0
 
     def read(self, text: bytes) -> Labels | None:
-        """The labels between two braces; None if invalid."""
+        """Returns the labels between two braces; None if invalid."""
         try:
             return self._known[text]
         except KeyError:
@@ -172,7 +172,7 @@ class PageReader:
         self._take(lines)
 
     def done(self, engine: Engine | None = None) -> PageFigures:
-        """The figures of the whole page; BadInput if it is none. `engine`: its release, for the names of the figures."""
+        """Returns the figures of the whole page; BadInput if it is none. `engine`: its release, for the figures' names."""
         is_cut = bool(self._rest.strip()) or self._is_too_long
         last, self._rest = self._rest, b""
         if last:
@@ -224,7 +224,7 @@ class PageReader:
             raise TooLarge(f"more than {SAMPLES_MAX:,} samples of a kind that an engine has few of")
 
     def _take_odd(self) -> None:
-        """Parses lines that are not written as vLLM writes them: escapes, exemplars, timestamps, other blanks."""
+        """Parses lines in another form than vLLM's: with escapes, exemplars, timestamps, other blanks."""
         self._count -= len(self._odd)
         self._witnesses += self._odd[:WITNESSES]
         try:
@@ -239,7 +239,7 @@ class PageReader:
 
 @functools.lru_cache(maxsize=256)
 def _names(seen: frozenset[str], engine: Engine | None) -> Mapping[str, tuple[str, bool]]:
-    """The sample that carries each figure on a page with these names, and whether it counts blocks."""
+    """Returns the sample that carries each figure on a page with these names, and whether it counts blocks."""
     families = seen | {name.removesuffix("_count").removesuffix("_sum") for name in seen}
     found: dict[str, tuple[str, bool]] = {}
     for figure, ending, called in (*((figure, "", figure) for figure in (*SUMMED, LARGEST)), *SUMS):
@@ -346,7 +346,7 @@ def read_past(
 
 
 def past_from_series(found: Iterable[MetricSeries], started_unix_s: float | None) -> RecordedPast:
-    """The same from series. If nothing shows when the process began, nothing is used: it may be another process's."""
+    """Returns the same from series. Without the start of the process nothing is used: it may be another process's."""
     by_name: dict[str, dict[float, dict[tuple[str, ...], float]]] = {}
     for one in found:
         whose = tuple(one.labels.get(label, "") for label in _WHOSE)
@@ -373,18 +373,18 @@ def past_from_series(found: Iterable[MetricSeries], started_unix_s: float | None
 def _since_start(
     starts: Mapping[float, Mapping[tuple[str, ...], float]], tokens: Mapping[float, float], started_unix_s: float | None
 ) -> list[float]:
-    """The moments at which this process certainly ran."""
+    """Returns the moments at which this process certainly ran."""
     if started_unix_s is not None:
         is_it = {at: all(abs(one - started_unix_s) <= _SAME_START_S for one in row.values()) for at, row in starts.items()}
         others = [at for at, is_same in is_it.items() if not is_same]
         return [at for at in sorted(is_it) if is_it[at] and at > max(others, default=-math.inf) and at >= started_unix_s]
-    moments = sorted(tokens)  # its metrics do not say when it began (several API servers): a total that falls does
+    moments = sorted(tokens)  # without a start in its metrics (several API servers), a falling total shows it
     fell = [later for sooner, later in itertools.pairwise(moments) if tokens[later] < tokens[sooner]]
     return [at for at in moments if at >= max(fell, default=-math.inf)]
 
 
 def _sums(rows: Mapping[float, Mapping[tuple[str, ...], float]], moments: Sequence[float]) -> dict[float, float]:
-    """Sums only where every worker of the last moment is present: a partial sum is no figure of the engine."""
+    """Sums only those moments that have every worker of the last one: a partial sum is no figure of the engine."""
     known = [at for at in moments if at in rows]
     whole = rows[known[-1]].keys() if known else ()
     return {at: sum(rows[at].values()) for at in known if rows[at].keys() == whole}
@@ -394,14 +394,14 @@ AT_ONCE = 4
 WAIT_S = 30.0  # for a thread and the answer: an engine's first judgement waits for it
 REST_S = 60.0
 NEW_S = 600.0  # an engine this young need not be recorded yet
-# How far Prometheus's last figure may differ from the engine's own now. More, and it is another figure of the same name.
+# How far Prometheus's last figure may differ from the engine's own now; beyond that it belongs to another engine.
 APART, APART_BYTES = 0.25, float(512 << 20)
 
 
 class PrometheusHistory:
     """Asks a Prometheus server, once for each engine, for its past: growth is judged across guard's own restart.
 
-    It is asked with the first look that was answered: only then it is known which process runs, and since when.
+    It is asked with the first answered look: only then it is known which process runs, and since when.
     """
 
     def __init__(self, config: PrometheusConfig, ask: Callable[..., RecordedPast] = read_past) -> None:
@@ -413,7 +413,7 @@ class PrometheusHistory:
 
     @property
     def trouble(self) -> str:
-        """Why some engines have no past; empty if all have one."""
+        """The reason why some engines have no past; empty if all have one."""
         if not self._failed:
             return ""
         name, why = next(iter(self._failed.items()))
@@ -421,7 +421,7 @@ class PrometheusHistory:
         return f"{why}; growth of {name}{more} is judged from guard's own looks alone"
 
     async def fill(self, target: EngineConfig, look: Look) -> Points:
-        """The points that are certainly this engine's, queried in a thread with a deadline."""
+        """Returns the points that are certainly this engine's, queried in a thread with a deadline."""
         now = growing_memory(look)
         if not now:
             return []  # it shows no figure that could grow
@@ -447,7 +447,7 @@ class PrometheusHistory:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _asked(self, match: Mapping[str, str], started_unix_s: float | None) -> RecordedPast:
-        """Queries in a thread. A server that has just failed is not asked for each of hundreds of engines."""
+        """Queries the server, in a thread; one that has just failed is not asked for each of hundreds of engines."""
         if time.monotonic() < self._rests_until_s:
             raise WorldFailed(self._why)
         try:
@@ -458,7 +458,7 @@ class PrometheusHistory:
 
 
 def growing_memory(look: Look) -> dict[str, float]:
-    """The memory figures of a look that can grow: of all workers, else of the process alone."""
+    """Returns the memory figures of a look that can grow: of all workers, else of the process alone."""
     found: dict[str, list[float | None]] = {
         "held": [
             None if one.allocated is None or one.unreleasable is None else one.allocated + one.unreleasable
@@ -471,7 +471,7 @@ def growing_memory(look: Look) -> dict[str, float]:
 
 
 def matching_past(found: RecordedPast, look: Look, now: Mapping[str, float]) -> tuple[Points, str]:
-    """The points that match the engine's figures now, on guard's clock; and why some do not, if that is odd."""
+    """Returns the points that match the engine's figures now, on guard's clock; and why some do not, if that is odd."""
     if not found.points:
         is_new = look.started_unix_s is not None and look.unix_s - look.started_unix_s < NEW_S
         return [], "" if is_new else "no series of an engine with these labels since its last start"
@@ -480,7 +480,7 @@ def matching_past(found: RecordedPast, look: Look, now: Mapping[str, float]) -> 
         return [], ""  # another process than the recorded one: it has no past
     last = {name: value for _, row in found.points for name, value in row.items()}
     names = {name for name, value in now.items() if name in last and abs(value - last[name]) <= max(APART * value, APART_BYTES)}
-    # Of an engine on this machine guard sums all processes' memory; its metrics know one of them.
+    # For an engine on this machine guard sums all processes' memory; its metrics cover one of them.
     expected = set() if look.workers else {"host_resident"}
     odd = sorted(now.keys() & last.keys() - names - expected)
     why = f"its {' and '.join(odd)} differs from the engine's own figure" if odd else ""

@@ -1,6 +1,6 @@
-"""Looks at one engine over HTTP: its metrics, its health, its gate's state, and a canary request now and then.
+"""Looks at one engine over HTTP: its metrics, its health, its gate's state, and canary requests at intervals.
 
-A look always ends in time and never raises. What could not be read is absent, and `reach` says what became of the metrics.
+A look always ends in time and never raises. Figures that could not be read are absent; `reach` has the outcome for the metrics.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class CanaryPlan(NamedTuple):
 class CanarySender:
     """Sends canary requests of one token to one engine: only they show whether it still makes tokens.
 
-    They run beside the looks, over their own connection, one at a time. Only an engine that took the request and sent nothing
-    until the deadline has failed it. Whatever else goes wrong says nothing about the engine.
+    They run beside the looks, over their own connection, one at a time. An engine fails one only if it took the request and
+    sent nothing until the deadline. Any other error says nothing about the engine.
     """
 
     def __init__(self, url: str, plan: CanaryPlan) -> None:
@@ -79,7 +79,7 @@ class CanarySender:
 
     @property
     def may_be_counted(self) -> bool:
-        """Whether the server may count the canary among its requests: in flight, or given up a moment ago."""
+        """True if the server may count the canary among its requests: it is in flight, or was given up a moment ago."""
         return self.is_asking or (self._given_up_s is not None and _now_s() - self._given_up_s < LINGER_S)
 
     def begin(self, now_s: float, model: str | None) -> None:
@@ -99,7 +99,7 @@ class CanarySender:
                 await self._task
 
     async def ask(self, at_s: float, model: str) -> None:
-        """Sends one request now; what became of it is in `last` then."""
+        """Sends one request now and puts its outcome into `last`."""
         plan = self._plan
         asked = {"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "skip_special_tokens": False}
         body = json.dumps(asked).encode()
@@ -131,7 +131,7 @@ def refused(reply: Reply, model: str, *, has_key: bool = False) -> str:
     if reply.status == 403:
         return "the engine does not allow it (403)"
     if reply.status == 404:
-        if b"model" in reply.body.lower():  # vLLM's words for a name it does not serve; of a path it says "Not Found" alone
+        if b"model" in reply.body.lower():  # vLLM's message for an unknown model; for an unknown path it is "Not Found"
             return f"the engine does not serve a model named {model[:100]!r}"
         return f"the engine does not serve {PATH}"
     if reply.status == 429:
@@ -144,7 +144,7 @@ def _now_s() -> float:
 
 
 def is_garbage(body: bytes) -> bool | None:
-    """Whether the token of a completion is garbage: empty, half a character, or unprintable.
+    """True if the token of a completion is garbage: empty, half a character, or unprintable.
 
     None if this is no completion. Log-probabilities would show NaN logits, but they are not requested: vLLM would compute them
     for its whole batch, in memory that it has not reserved.
@@ -156,7 +156,7 @@ def is_garbage(body: bytes) -> bool | None:
         return None
     if not isinstance(text, str):
         return None
-    if text == "":  # a first token that ends the answer rightly has no text
+    if text == "":  # a first token that is the end token rightly has no text
         return bool(reason == "length")
     is_control = all(letter == NO_LETTER or not (letter.isprintable() or letter.isspace()) for letter in text)
     return is_control or text.strip() in UNKNOWN_TOKENS
@@ -176,7 +176,7 @@ class ServedModel(NamedTuple):
 
 
 async def served_model(url: str, api_key: str | None = None, *, deadline_s: float = DEADLINE_S) -> ServedModel | None:
-    """The first model that an engine lists; None if it lists none."""
+    """Returns the first model that an engine lists; None if it lists none."""
     client = KeyedClient(HttpClient(address(url)), {} if api_key is None else bearer(api_key))
     reply = await client.call("GET", MODELS, deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST)
     if isinstance(reply, Lost) or reply.status != 200:
@@ -208,22 +208,22 @@ async def warm_up(url: str, api_key: str | None = None, *, deadline_s: float = W
     return done(f"warm-up request answered in {answer.seconds or 0.0:.1f} s")
 
 
-# vLLM (0.32.0, in dev mode) hands /is_paused to its engine core and waits without limit. A core that dies meanwhile never
-# answers, and the server, which must answer before it ends, never ends: one such question keeps a crashed vLLM from being
-# restarted (measured; docs/guard.md). A crash is over within seconds. So every server is asked once, and then only one that has
-# had work, or a canary request of ours, and made no step for longer than that.
+# vLLM (0.32.0, in dev mode) passes /is_paused to its engine core and waits without limit. A core that dies meanwhile never
+# answers, and the server, which must answer before it ends, never ends: one such request keeps a crashed vLLM from being
+# restarted (measured; docs/guard.md). A crash is over within seconds. So guard asks every server once, and again only one that
+# has had work, or a canary request of guard's, and made no step for longer than that.
 STILL_S = 20.0
 AGAIN_S = 60.0  # while it stands still
-ABSENT_AGAIN_S = 300.0  # of a server that does not know the question
+ABSENT_AGAIN_S = 300.0  # for a server without /is_paused
 MOVES = ("steps", "generation_tokens", "prompt_tokens", "success")
 
 
 class PauseState:
-    """Whether one server process is paused, by its answers and its steps; and when to ask."""
+    """Tracks whether one server process is paused, by its answers and its steps; and when to ask."""
 
     def __init__(self) -> None:
-        self._is_served = False  # it has answered the question before
-        self._is_absent = False  # it does not know the question
+        self._is_served = False  # it has answered /is_paused before
+        self._is_absent = False  # it has no /is_paused
         self._is_paused = False  # as last answered, or shown by steps
         self._answered_s = -math.inf
         self._next_s = -math.inf
@@ -257,18 +257,18 @@ class PauseState:
         self._is_absent, self._answered_s, self._next_s = False, -math.inf, now_s + AGAIN_S
 
     def absent(self, now_s: float) -> None:
-        """Records that it does not know the question; a server that has answered before may do so again."""
+        """Records that it has no /is_paused; a server that has answered before may do so again."""
         self._is_absent, self._answered_s, self._next_s = not self._is_served, -math.inf, now_s + ABSENT_AGAIN_S
 
     def state(self) -> tuple[bool | None, bool]:
-        """Whether it is paused, and whether it may be without guard knowing."""
+        """Returns whether it is paused (None: unknown), and True if it may be paused without guard knowing."""
         if self._is_absent:
             return None, False
         is_known = self._is_served and (self._waits_since_s is None or self._answered_s >= self._waits_since_s)
         return (self._is_paused, False) if is_known else (None, True)
 
 
-LOST_AGAIN_S = 30.0  # where no answer came at all
+LOST_AGAIN_S = 30.0  # after no answer at all
 SMALL_MAX = 64 << 10
 MEMORY_MAX = 4 << 20  # 3 KiB a worker
 WORKERS_MAX = 1024
@@ -315,7 +315,7 @@ class EngineWatcher:
         """Forgets what the last process could do: another one may answer now."""
         self._pause = PauseState()
         self._gate = KeyedClient(self._gate_client, self._auth, lambda reply: reply.asks_for_token)
-        self._has_gate_answered = False  # then it is asked at every look, else every five minutes
+        self._has_gate_answered = False  # if so, the gate is asked at every look, else every five minutes
         self._gate_next_s = self._version_next_s = -math.inf
         self._version: str | None = None
         self._engine: Engine | None = None
@@ -324,7 +324,7 @@ class EngineWatcher:
 
     @property
     def host_note(self) -> str:
-        """What does not answer on this machine, if the engine runs on it."""
+        """The part of this machine that does not answer, if the engine runs on it; empty if all do."""
         return "" if self._same_host is None else self._same_host.note
 
     async def look(self, now_s: float, unix_s: float) -> Look:
@@ -365,7 +365,7 @@ class EngineWatcher:
                 self._pause.absent(now_s)
         is_paused, is_rest_unknown = self._pause.state()
         self._model = page.model
-        # The last answer stands while none comes: a stuck engine core does not answer, and is the one to be tested.
+        # The last answer counts until the next: a stuck engine core does not answer, and must still get canary requests.
         self._was_paused = self._was_paused if is_rest_unknown else bool(is_paused)
         is_asleep = page.figures.get("asleep", 0.0) > 0 or (gate is not None and bool(gate.asleep))
         self._is_resting = self._was_paused or is_asleep  # a canary request would prove nothing, and would queue there
@@ -388,7 +388,7 @@ class EngineWatcher:
         return None if self._canary is None else self._canary.last
 
     async def _page(self) -> tuple[PageFigures | None, Reach, str, bool]:
-        """The metrics page, what became of the question, why there is none, and whether it was sent."""
+        """Returns the metrics page, the outcome of the request, why there is none, and whether the request was sent."""
         reader = PageReader(self._labels)
         try:
             reply = await self._client.call(
@@ -409,8 +409,8 @@ class EngineWatcher:
         )
 
     async def _health(self, end_s: float, *, is_page: bool) -> int | None:
-        """The status of /health. A 503 is vLLM's own only without a body and beside its metrics: proxies send it, too, as does
-        vLLM's data-parallel supervisor while it shuts down.
+        """Returns the status of /health. A 503 is vLLM's own only without a body and beside its metrics: proxies send it too,
+        and so does vLLM's data-parallel supervisor while it shuts down.
         """
         reply = await self._client.call("GET", "/health", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
         if isinstance(reply, Lost):
@@ -431,7 +431,7 @@ class EngineWatcher:
             return None, ()
         self.gate_note = ""
         if self._canary is not None and self._canary.may_be_counted:
-            found = found._replace(ours=1)  # one of its requests may be our canary, which is no work
+            found = found._replace(ours=1)  # one of its requests may be guard's canary, which is no work
         memory = await self._json(self._gate_client, "/plimsoll/memory", end_s, MEMORY_MAX, self._auth)
         return found, read_workers(memory)
 
@@ -489,7 +489,7 @@ def read_workers(found: Mapping[str, Any]) -> tuple[WorkerMemory, ...]:
         if age_s is None or one.get("alive") is False:
             continue
         torch, device, host, budget = (table(one.get(name)) for name in FIGURES)
-        pool = number(torch.get("private_pool_bytes"))  # what the graphs hold if torch says so, else the estimate
+        pool = number(torch.get("private_pool_bytes"))  # the memory of the graphs by torch, else by the estimate
         workers.append(
             WorkerMemory(
                 f"{number(one.get('engine')) or 0:.0f}/{number(one.get('rank')) or 0:.0f}",

@@ -34,7 +34,7 @@ FILE_BYTES = 64 << 10
 
 
 def describe_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> bytes:
-    """The kernel's view of these processes as one text: state, limits, and where each thread waits."""
+    """Returns the kernel's view of these processes as one text: state, limits, and where each thread waits."""
     lines: list[str] = []
     for pid in list(pids)[:MOST_PROCESSES]:
         folder = proc / str(pid)
@@ -74,18 +74,18 @@ _LEFT_OUT = re.compile(rb"(?m)^\[plimsoll left out about [0-9,]+ bytes here\]$")
 
 
 def last_life(shown: bytes, path: str, head_bytes: int, tail_bytes: int) -> int:
-    """Offset of the last process's life in the redacted log; earlier lives must not be taken for this one. 0: all of it."""
+    """Returns the offset of the last process's life in the redacted log; 0 if the whole log is its."""
     marks = [found.start() for found in _MARK.finditer(shown)] or [found.start() for found in _BANNER.finditer(shown)]
     begins = marks[-1] if marks else 0
     gap = max((found.start() for found in _LEFT_OUT.finditer(shown)), default=0)
     if gap > begins and _begins_between(Path(path), head_bytes, tail_bytes):
         return gap
-    # A little text before a lone banner is how that life was started.
+    # A little text before a lone banner belongs to the start of that life.
     return begins if len(marks) > 1 or begins > PREAMBLE_BYTES or _MARK.match(shown, begins) else 0
 
 
 def _begins_between(path: Path, head_bytes: int, tail_bytes: int) -> bool:
-    """Whether a life begins in the omitted middle of the log."""
+    """True if a life begins in the omitted middle of the log."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, 2) - tail_bytes
@@ -124,15 +124,15 @@ _GATE_SHAPES = re.compile(rb"plimsoll: the engine died with \d{1,9} requests beg
 
 
 class LogDeath(NamedTuple):
-    """What a log says of the end of its engine: words that are known here and numbers, never a line of it."""
+    """The end of an engine by its log: only words that are known here and numbers, never a line of the log."""
 
     line: str = ""  # vLLM's own words for it
-    failure: str = ""  # its kind
-    requests: str = ""  # the shapes of those that the engine had begun, separated by "; "
+    failure: str = ""  # the kind of failure
+    requests: str = ""  # the shapes of the requests that the engine had begun, separated by "; "
 
 
 def begun_requests(life: bytes) -> str:
-    """The shapes of the requests that an engine had begun when it died: as its gate says, or vLLM's dump of its last step."""
+    """Returns the shapes of the requests that an engine had begun when it died, by its gate or vLLM's dump of its last step."""
     if said := _GATE_SHAPES.findall(life):
         return str(said[-1].decode())
     _, is_there, dump = life.rpartition(b"Dumping scheduler output for model execution: ")
@@ -152,7 +152,7 @@ def begun_requests(life: bytes) -> str:
 
 
 def death_in_log(path: str) -> LogDeath:
-    """What the last life in a log says of its end."""
+    """Reads the end of the last life in a log; empty where the log shows none."""
     try:
         with Path(path).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - DEATH_BYTES))
@@ -179,14 +179,14 @@ MOST_FOLDERS = 20
 MOST_BYTES = 256 << 20
 MOST_STACKS = 16
 LOG = "engine.log"
-EARLIER = ".earlier-lives.log"  # hidden: doctor passes over such files
+EARLIER = ".earlier-lives.log"  # hidden: doctor skips such files
 _OURS = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9_.-]{1,120}")
 
 Fetch = Callable[[], Awaitable[bytes]]
 
 
 class EvidenceSources(NamedTuple):
-    """Where the evidence of one engine comes from."""
+    """Sources of one engine's evidence."""
 
     log_path: str | None = None
     pids: tuple[int, ...] = ()
@@ -222,7 +222,7 @@ class EvidenceStore:
                 folder, is_old = await in_thread(lambda: self._folder(engine, action))
         except TimeoutError:
             return failed(f"no evidence saved: {self._root} does not answer")
-        except Exception as problem:  # whatever it is: a restart does not wait for evidence
+        except Exception as problem:  # whatever it is: a restart does not depend on evidence
             return failed(f"no evidence saved: {self._root}: {getattr(problem, 'strerror', None) or type(problem).__name__}")
         if is_old:
             return done("evidence of this action already saved", folder=str(folder))
@@ -242,7 +242,7 @@ class EvidenceStore:
         return done(says, folder=str(folder), parts=len(taking.found), missing=len(taking.missing))
 
     def _folder(self, engine: str, action: str) -> tuple[Path, bool]:
-        """The action's folder, and whether it is complete already."""
+        """Returns the action's folder, and whether it is complete already."""
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         what = self._root.lstat()
         if not stat.S_ISDIR(what.st_mode) or what.st_uid != os.geteuid() or what.st_mode & 0o022:
@@ -315,7 +315,7 @@ class _EvidenceFolder:
             self.note(f"{LOG}: {problem}")
 
     def _write_log(self, path: str) -> list[str]:
-        """Writes the log, and earlier lives to a file that doctor does not read; no file ever holds what may be users' text."""
+        """Writes the log, and earlier lives to a file that doctor does not read; no file ever holds possible users' text."""
         file = io.BytesIO()
         # The start is short and says how the engine was set up; the end says what happened.
         write_text(TextFile(path), file, ExcerptLimits(LOG_HEAD_BYTES, LOG_TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""Reads from this machine what it knows of an engine on it: its processes' memory and limit, and the state of its GPUs.
+"""Reads this machine's facts about an engine on it: its processes' memory and limit, and the state of its GPUs.
 
 The server is found by its port; a listener that is no engine (a proxy, a tunnel) is ignored. /proc, the kernel log and the
 driver are read in threads with deadlines, once for all engines of this machine: a driver call may hang for ever.
@@ -32,7 +32,7 @@ _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): (\d{1,4})[,\s]
 
 
 class CardNow(NamedTuple):
-    """One GPU as NVML shows it; None for what it does not."""
+    """One GPU as NVML shows it; None where it does not."""
 
     total: float | None = None
     free: float | None = None
@@ -53,7 +53,7 @@ class NvmlDriver:
         self._lock = threading.Lock()
 
     def read(self) -> dict[str, CardNow] | None:
-        """Every GPU by its bus address; None without NVML."""
+        """Returns every GPU by its bus address; None without NVML."""
         with self._lock:
             if self._handles is None and not self._begin():
                 return None
@@ -83,7 +83,7 @@ class NvmlDriver:
         self._handles = []
         with contextlib.suppress(nvml.NVMLError):
             for index in range(nvml.nvmlDeviceGetCount()):
-                with contextlib.suppress(nvml.NVMLError):  # a lost one; the others are read
+                with contextlib.suppress(nvml.NVMLError):  # a lost GPU; go on with the others
                     handle = nvml.nvmlDeviceGetHandleByIndex(index)
                     bus = nvml.nvmlDeviceGetPciInfo(handle).busId
                     self._handles.append((bus_of(bus.decode() if isinstance(bus, bytes) else str(bus)), handle))
@@ -105,17 +105,17 @@ class NvmlDriver:
         with contextlib.suppress(nvml.NVMLError):
             for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
                 held[int(one.pid)] = None if one.usedGpuMemory is None else float(one.usedGpuMemory)
-        with contextlib.suppress(nvml.NVMLError):  # not told of a MIG slice
+        with contextlib.suppress(nvml.NVMLError):  # NVML has none for a MIG slice
             use = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
         with contextlib.suppress(nvml.NVMLError):  # a card without ECC has no count
             count = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
         if count is not None and int(count) < self._first.setdefault(name, int(count)):
-            self._first[name] = 0  # counted anew: the driver was loaded again
+            self._first[name] = 0  # the count began again: the driver was reloaded
         return CardNow(total, free, None if count is None else int(count) - self._first[name], held, use)
 
 
 class KernelLog:
-    """The Xids of the kernel log from now on."""
+    """Collects the Xids of the kernel log from its opening on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -152,7 +152,7 @@ class KernelLog:
                     self._seen.append((self.count, bus_of(bus), int(xid)))
 
     def since(self, count: int) -> tuple[dict[str, tuple[int, ...]], int]:
-        """The Xids after the first `count`, by the GPU's address, and their number by now."""
+        """Returns the Xids after the first `count`, by the GPU's address, and their number by now."""
         found: dict[str, tuple[int, ...]] = {}
         for number, bus, xid in list(self._seen):
             if number > count:
@@ -161,14 +161,14 @@ class KernelLog:
 
 
 def bus_of(said: str) -> str:
-    """A GPU's address in a form that the kernel and NVML share: bus and device."""
+    """Returns a GPU's address in a form that the kernel and NVML share: bus and device."""
     parts = said.strip("\0").lower().split(".")[0].split(":")
     return ":".join(parts[-2:])
 
 
 LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 NO_LIMIT = 1 << 60
-FIRST_NAMESPACE = "pid:[4026531836]"  # of processes; the kernel's own number for the one that is not a container's
+FIRST_NAMESPACE = "pid:[4026531836]"  # the kernel's own number for the pid namespace that is no container's
 # Names of Python's and vLLM's processes: the command, or a title such as "VLLM::EngineCore".
 _PYTHON = re.compile(r"python|pypy|vllm\Z|VLLM::")
 
@@ -185,7 +185,7 @@ def tree(table: ProcessTable, pid: int) -> tuple[int, ...]:
 
 
 def sockets_at(root: Path, ports: Iterable[int]) -> dict[str, int]:
-    """The listening sockets of these ports, as /proc/PID/fd names them."""
+    """Returns the listening sockets of these ports, as /proc/PID/fd names them."""
     wanted = {f"{port:04X}": port for port in ports}
     found: dict[str, int] = {}
     for name in ("tcp", "tcp6") if wanted else ():
@@ -197,7 +197,7 @@ def sockets_at(root: Path, ports: Iterable[int]) -> dict[str, int]:
 
 
 def socket_holders(root: Path, sockets: Mapping[str, int]) -> dict[int, int]:
-    """The first process that holds a socket of each port, as far as this user may see."""
+    """Returns the first process that holds a socket of each port, as far as this user may see."""
     left, found = set(sockets.values()), dict[int, int]()
     for pid in pids(root / "proc") if left else ():
         try:
@@ -216,24 +216,24 @@ def socket_holders(root: Path, sockets: Mapping[str, int]) -> dict[int, int]:
 
 
 def is_python(root: Path, pid: int) -> bool:
-    """Whether a process may be vLLM's: Python, by its program, its command or the name it gave itself."""
+    """True if a process may be vLLM's: Python, by its program, its command or the name it gave itself."""
     folder = root / "proc" / str(pid)
     program = ""
     with contextlib.suppress(OSError):
-        program = os.readlink(folder / "exe")  # noqa: PTH115 - it need not exist any more
+        program = os.readlink(folder / "exe")  # noqa: PTH115 - it may be gone
     command = text_of(folder / "cmdline").split("\0")[0]
     names = (program.rpartition("/")[2], command.rpartition("/")[2], text_of(folder / "comm").strip())
     return any(_PYTHON.match(name) for name in names)
 
 
 def resident(root: Path, pid: int) -> int:
-    """Its anonymous memory: file pages are shared, so they are left out."""
+    """Returns its anonymous memory in bytes: file pages are shared, so they are left out."""
     found = re.search(r"^RssAnon:\s+(\d+) kB", text_of(root / "proc" / str(pid) / "status"), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
 def limit(root: Path, pid: int) -> int | None:
-    """The tightest cgroup memory limit of a process; None without one."""
+    """Returns the tightest cgroup memory limit of a process; None without one."""
     limits = []
     for line in text_of(root / "proc" / str(pid) / "cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -255,7 +255,7 @@ Answer = TypeVar("Answer")
 class SlowQuestion(Generic[Answer]):
     """A call that may hang, run in a thread, one at a time; its answer is cached for `keep_s`.
 
-    Not in a pool of Python's: the interpreter waits for those at its end, and a hung thread never ends.
+    Not in a pool of Python's: at its end the interpreter waits for those, and a hung thread never ends.
     """
 
     def __init__(self, ask: Callable[[], Answer], *, deadline_s: float, keep_s: float) -> None:
@@ -267,18 +267,18 @@ class SlowQuestion(Generic[Answer]):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the call has exceeded its deadline."""
+        """True if the call has exceeded its deadline."""
         return self._job is not None and not self._job.done() and time.monotonic() - self._began_s >= self._deadline_s
 
     async def answer(self) -> Answer | None:
-        """The answer; None if the call failed or hangs. While it hangs, no caller waits again."""
+        """Returns the answer; None if the call failed or hangs. While it hangs, no caller waits again."""
         if self._answered_s is not None and time.monotonic() - self._answered_s < self._keep_s:
             return self._answer
         if self._job is None or self._job.done():
             self._job, self._began_s = concurrent.futures.Future(), time.monotonic()
             try:
                 threading.Thread(target=self._run, args=(self._job,), name="plimsoll-slow-question", daemon=True).start()
-            except RuntimeError:  # this machine gives us no more threads
+            except RuntimeError:  # no more threads on this machine
                 self._job.set_result(None)
         job, left_s = self._job, self._began_s + self._deadline_s - time.monotonic()
         if left_s > 0:
@@ -301,14 +301,14 @@ class SlowQuestion(Generic[Answer]):
 
 DEADLINE_S = 1.5
 KEEP_S = 2.0  # of the five seconds between looks
-LOOK_AGAIN_S = 60.0  # for a socket's holder that could not be seen
+LOOK_AGAIN_S = 60.0  # for a socket whose holder was not visible
 
 
 class ServerProcess(NamedTuple):
     """The server at one port, as /proc shows it."""
 
     server: Process
-    tree: tuple[int, ...]  # it and all that it started
+    tree: tuple[int, ...]  # the server and all that it started
     is_python: bool
     resident: int
     limit: int | None
@@ -321,11 +321,11 @@ class Machine:
         self, root: Path = Path("/"), nvml: Any = None, *, deadline_s: float = DEADLINE_S, keep_s: float = KEEP_S
     ) -> None:
         self._root, self._proc = root, root / "proc"
-        self.ports: list[int] = []  # of the engines that are watched
+        self.ports: list[int] = []  # of the watched engines
         self._servers: dict[int, Process] = {}
-        self._boots: dict[float, None] = {}  # every time of boot that this machine has told
+        self._boots: dict[float, None] = {}  # every boot time that this machine has shown
         self._ahead_s = math.inf
-        self._unseen: dict[str, float] = {}  # sockets whose holder was not to be seen, and when to look again
+        self._unseen: dict[str, float] = {}  # sockets whose holder was not visible, and when to look again
         self._driver = NvmlDriver(nvml)
         self.kernel = KernelLog(root / "dev" / "kmsg")
         self.servers = SlowQuestion(self._walk, deadline_s=deadline_s, keep_s=keep_s)  # by port; reads the kernel log as well
@@ -333,20 +333,20 @@ class Machine:
 
     @property
     def note(self) -> str:
-        """What does not answer on this machine; empty if everything does."""
+        """The part of this machine that does not answer; empty if all do."""
         stuck = [name for name, one in (("/proc", self.servers), ("the GPU driver", self.cards)) if one.is_stuck]
         return f"{' and '.join(stuck)} on this machine does not answer: not asked again until it does" if stuck else ""
 
     @functools.cached_property
     def knows_pids(self) -> bool:
-        """Whether the driver's pids are those of /proc: guard is not in a pid namespace."""
+        """True if the driver's pids are those of /proc: guard is not in a pid namespace."""
         try:
             return os.readlink(self._proc / "self" / "ns" / "pid") == FIRST_NAMESPACE  # noqa: PTH115 - it leads nowhere
         except OSError:
             return False
 
     def join(self, port: int) -> None:
-        """An engine at this port now watched."""
+        """Begins to watch an engine at this port."""
         if not self.ports:
             self.kernel.open()
         self.ports.append(port)
@@ -362,12 +362,12 @@ class Machine:
             threading.Thread(target=self._driver.close, name="plimsoll-driver-end", daemon=True).start()
 
     def start_of(self, process: Process, shown: float | None) -> float | None:
-        """When a process began, by the time of boot that is nearest to what its page shows.
+        """Returns when a process began, by the boot time that is nearest to what its page shows; None if unknown.
 
-        Setting the clock moves the boot, and a page goes on with the one of its own process's beginning.
+        Setting the clock moves the boot time, and a page keeps the one of its own process's start.
         """
         ahead_s = time.time() - time.monotonic()
-        if abs(ahead_s - self._ahead_s) > 0.5:  # at first, and when the clock was set
+        if abs(ahead_s - self._ahead_s) > 0.5:  # the first time, and when the clock was set
             self._ahead_s = ahead_s
             if found := re.search(r"^btime (\d+)$", text_of(self._proc / "stat"), re.MULTILINE):
                 self._boots[float(found[1])] = None
@@ -375,7 +375,7 @@ class Machine:
         return min(starts, key=lambda start: abs(start - (shown or start)), default=None)
 
     async def is_open(self, port: int) -> bool | None:
-        """Whether anybody listens at a port; None where the kernel does not tell."""
+        """True if a port is open; None where the kernel does not show it."""
         if not (self._proc / "net" / "tcp").exists():
             return None
         return bool(await asyncio.to_thread(sockets_at, self._root, [port]))
@@ -409,17 +409,17 @@ def this_machine() -> Machine:
 
 
 class SameHost:
-    """Adds what this machine knows to the looks at one engine on it."""
+    """Adds this machine's facts to the looks at one engine on it."""
 
     def __init__(self, port: int, machine: Machine | None = None) -> None:
         self._port = port
         self._machine = machine or this_machine()
         self._is_open = False
-        self._was_open: bool | None = None  # whether somebody was seen to listen at its port while it answered
+        self._was_open: bool | None = None  # whether its port was seen open while it answered
         self._xids = 0
         self._has_figures = False  # whether the last look had the whole tree's
         self._was_here = False
-        self._tied: frozenset[str] = frozenset()  # the GPUs it was last seen on: they count also when it is gone
+        self._tied: frozenset[str] = frozenset()  # the GPUs it was last seen on; they count also after its end
         self._guessed: frozenset[str] = frozenset()
 
     @property
@@ -427,20 +427,20 @@ class SameHost:
         return self._machine.note
 
     async def add_to(self, look: Look) -> Look:
-        """The look with this machine's figures. GPUs are included whatever became of the engine."""
-        if not self._is_open:  # not before: an engine without looks needs nothing of this machine
+        """Returns the look with this machine's figures. GPUs are included even if the engine has ended."""
+        if not self._is_open:  # not before: an engine without looks needs nothing from this machine
             self._is_open = True
             self._machine.join(self._port)
             self._xids = self._machine.kernel.count
         servers, cards = await asyncio.gather(self._machine.servers.answer(), self._machine.cards.answer())
         found = None if servers is None else servers.get(self._port)
-        if found is not None and not found.is_python:  # then only a holder of GPU memory can be an engine
+        if found is not None and not found.is_python:  # only a holder of GPU memory can be an engine here
             is_holder = any(not card.held.keys().isdisjoint(found.tree) for card in (cards or {}).values())
             found = found if is_holder else None
         states = self._cards(found, cards)
         if look.reach is not Reach.ANSWERS:
             is_open = await self._machine.is_open(self._port) if look.reach is Reach.REFUSED else None
-            # Packets to a container may be passed on without anybody who listens here: then a closed port says nothing.
+            # Packets to a container may be forwarded without a listener here: then a closed port says nothing.
             return look._replace(cards=states, is_port_open=is_open or (False if is_open is False and self._was_open else None))
         if self._was_open is None:
             self._was_open = found is not None or await self._machine.is_open(self._port)
@@ -452,7 +452,7 @@ class SameHost:
             if found.limit is not None:
                 figures["host_limit"] = float(found.limit)
         elif self._has_figures:
-            # The metrics' figure is of one process: after the whole tree's it would look as if memory had shrunk.
+            # The metrics' figure covers one process: after the whole tree's, memory would seem to have shrunk.
             figures.pop("host_resident", None)
             self._has_figures = servers is None
         start = None if found is None else self._machine.start_of(found.server, look.started_unix_s)

@@ -1,16 +1,16 @@
-"""Guard's journal: every step before and after it is done, in an SQLite file that survives whatever ends guard.
+"""Guard's journal: every step before and after it is done, in an SQLite file that survives any end of guard.
 
 Each entry is one transaction, on the disk before `append` returns (write-ahead log, synchronous=FULL). SQLite keeps the file
-whole; a checksum in each row shows that one of its bytes has changed. The newest ENTRIES_KEPT entries stay, and those that are
-still needed. Beside the file JOURNAL lie
+consistent; a checksum in each row shows a changed byte. The newest ENTRIES_KEPT entries stay, and those that are still needed.
+Beside the file JOURNAL there are
 
     JOURNAL-wal, -shm    SQLite's own, while guard runs or after it was killed: they belong to the file
     JOURNAL.lock         held by the guard that writes, so that there is never a second one
-    JOURNAL.damaged-N    a damaged file (and its -wal); the next one began with what could be read of it
+    JOURNAL.damaged-N    a damaged file (and its -wal); the next one began with its readable entries
     JOURNAL.jsonl-N      a journal of plimsoll 0.1, one line of JSON an entry; the next one began with its entries
-    JOURNAL.new          a next file that is not in its place yet
+    JOURNAL.new          the next file, not yet in its place
 
-A file at one of these names is never written over; damaged and old ones are for an operator to inspect and remove.
+A file with one of these names is never overwritten; damaged and old ones are for an operator to inspect and remove.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _INSERT = "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class JournalProblem(NamedTuple):
-    """What is wrong with a journal."""
+    """A problem of a journal."""
 
     kind: str
     message: str
 
 
 class JournalContents(NamedTuple):
-    """The entries of a journal, and what is wrong with it."""
+    """The entries of a journal, and its problems."""
 
     entries: tuple[Entry, ...]
     wrong: tuple[JournalProblem, ...] = ()
@@ -65,9 +65,9 @@ class JournalContents(NamedTuple):
 
 
 def read_journal(path: Path, last: int | None = None) -> JournalContents:
-    """Reads all entries of a journal, or the last ones; never raises for what the file is or holds.
+    """Reads all entries of a journal, or the last ones; never raises, whatever the file is or contains.
 
-    After damage only the entries before it are given: among those that follow some may be missing.
+    After damage it returns only the entries before it: some of the later ones may be missing.
     """
     entries: list[Entry] = []
     try:
@@ -90,21 +90,21 @@ def read_journal(path: Path, last: int | None = None) -> JournalContents:
 
 
 def _read_table(path: Path, last: int | None, entries: list[Entry]) -> str:
-    """Adds the entries up to the first that is damaged, and says what is wrong with that."""
+    """Adds the entries up to the first damaged one; returns what is wrong with that, "" if all are right."""
     newest = "" if last is None else f"WHERE n > (SELECT max(n) FROM entry) - {last:d}"  # noqa: S608
     checks = "PRAGMA quick_check(1)" if last is None else "SELECT 'ok'"
     damage = ""
-    with contextlib.closing(_connect(path)) as database:  # not read-only: it may have to finish what a killed guard was writing
+    with contextlib.closing(_connect(path)) as database:  # not read-only: it may have to finish a killed guard's write
         database.execute("PRAGMA query_only = ON")
         try:
             if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
                 return "the file holds no entries" if path.stat().st_size else ""
         except (sqlite3.DatabaseError, UnicodeDecodeError) as problem:
             damage = _damage(problem)
-            database.execute("PRAGMA writable_schema = ON")  # a file that was cut short is read as far as it goes
+            database.execute("PRAGMA writable_schema = ON")  # read a file that was cut short as far as it goes
         number = 0
         try:
-            for row in database.execute(f"SELECT * FROM entry {newest} ORDER BY n"):  # noqa: S608  (no text of anybody's)
+            for row in database.execute(f"SELECT * FROM entry {newest} ORDER BY n"):  # noqa: S608  (a number only)
                 if _checksum(row[:-1]) != row[-1] or row[0] <= number:
                     return f"entry {row[0]}: its checksum is not right"
                 number, at, kind, engine, action, step, fields, _ = row
@@ -117,7 +117,7 @@ def _read_table(path: Path, last: int | None, entries: list[Entry]) -> str:
 
 
 def _damage(problem: sqlite3.Error | UnicodeDecodeError) -> str:
-    """What is wrong with the file; raised again if it is not the file. SQLITE_ERROR: its table is not ours."""
+    """Returns what is wrong with the file; raises the problem again if it is not the file's. SQLITE_ERROR: not our table."""
     if isinstance(problem, sqlite3.Error) and _code(problem) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):
         raise problem
     return str(problem)
@@ -143,8 +143,8 @@ def _checksum(row: tuple[Any, ...]) -> str:
     return hashlib.sha256(json.dumps(row, default=str).encode()).hexdigest()[:16]
 
 
-# A journal of plimsoll 0.1: one JSON object a line, whose last member `sum` covers the bytes before it and the sum of the line
-# before. `was`: the number in an earlier file, from which the entry was carried over.
+# A journal of plimsoll 0.1: one JSON object a line, whose last member `sum` covers the bytes before it and the sum of the
+# previous line. `was`: the number of the entry in an earlier file, from which it was carried over.
 LINE_MAX = 256 << 10
 _SUM, _SEED = ',"sum":"', "0" * 16
 
@@ -161,7 +161,7 @@ class _Line(msgspec.Struct):
 
 
 def _read_lines(path: Path, entries: list[Entry]) -> str:
-    """As `_read_table`, from a journal of plimsoll 0.1; a last line that was cut off is no damage."""
+    """Does the same as `_read_table` for a journal of plimsoll 0.1; a last line that was cut off is no damage."""
     before, number = _SEED, 0
     with path.open("rb") as file:
         for count, line in enumerate(iter(lambda: file.readline(LINE_MAX), b""), 1):
@@ -191,7 +191,7 @@ class JournalBusy(JournalFailed):
     """Another guard writes this journal."""
 
 
-LEAST_FREE_BYTES = 256 << 10  # of its disk, without which an entry and SQLite's log may not fit
+LEAST_FREE_BYTES = 256 << 10  # of its disk: with less, an entry and SQLite's log may not fit
 
 
 class Journal:
@@ -205,9 +205,9 @@ class Journal:
         self.wrong: tuple[JournalProblem, ...] = ()
         self._clock, self._most = clock, most
         self._mutex = threading.Lock()
-        self._number = 0  # of the last entry
-        self._kept_at = (-1, 0.0)  # at which entry and when `kept` last looked for what is not needed any more
-        self._entries: list[Entry] = []  # those that are needed, and some more
+        self._number = 0  # number of the last entry
+        self._kept_at = (-1, 0.0)  # at which entry and when `kept` last dropped entries that are no longer needed
+        self._entries: list[Entry] = []  # the needed entries, and some more
         self._database: sqlite3.Connection | None = None
         self._lock = -1
         self._opened: list[tuple[int, int]] = []
@@ -234,7 +234,7 @@ class Journal:
         """Closes the file and its lock; everything appended is on disk already."""
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
-                self._database.execute("PRAGMA journal_mode = DELETE")  # one plain file, unless somebody reads it just now
+                self._database.execute("PRAGMA journal_mode = DELETE")  # one plain file, unless another process is reading it
             self._database.close()
             self._database = None
         if self._lock >= 0:
@@ -242,10 +242,10 @@ class Journal:
             self._lock = -1
 
     def kept(self) -> list[Entry]:
-        """The entries still needed: of open actions, those that budgets count, the last of each switch."""
+        """Returns the entries still needed: of open actions, those that budgets count, the last of each switch."""
         with self._mutex:
             now, last = self._clock(), self._kept_at
-            if last[0] != self._number or not 0 <= now - last[1] < KEPT_S:  # asked several times a second
+            if last[0] != self._number or not 0 <= now - last[1] < KEPT_S:  # called several times a second
                 self._entries, self._kept_at = needed(self._entries, now), (self._number, now)
             return list(self._entries)
 
@@ -281,7 +281,7 @@ class Journal:
             return entry
 
     def check(self) -> None:
-        """JournalFailed where the next entry could not be written: the file is not ours any more, or its disk is full."""
+        """Raises JournalFailed if the next entry could not be written: another file is in its place, or the disk is full."""
         with self._mutex:
             try:
                 if self._files() != self._opened:
@@ -295,7 +295,7 @@ class Journal:
     def mend(self) -> None:
         """Makes a journal that failed writable again: a damaged or lost file is replaced by one with the entries in memory.
 
-        JournalFailed while that cannot be done, or where somebody put another file in its place.
+        JournalFailed while that fails, or if somebody put another file in its place.
         """
         with self._mutex:
             try:
@@ -337,7 +337,7 @@ class Journal:
             self._beside("-wal").rename(f"{aside}-wal")
 
     def _files(self) -> list[tuple[int, int]]:
-        """Which files are at the paths of the journal and of its write-ahead log."""
+        """Returns device and inode of the files at the paths of the journal and of its write-ahead log."""
         found = []
         for path in (self.path, self._beside("-wal")):
             with contextlib.suppress(OSError):
@@ -379,7 +379,7 @@ class Journal:
         self._reconnect()
 
     def _put_in_place(self, new: Path) -> None:
-        """Makes this file the journal; a write-ahead log that lies there is of another file."""
+        """Makes this file the journal; removes a write-ahead log that is there, since it belongs to another file."""
         for suffix in ("-wal", "-shm"):
             self._beside(suffix).unlink(missing_ok=True)
         new.rename(self.path)

@@ -1,7 +1,7 @@
-"""Advice on knobs: the last minutes of an engine's recording, replayed with a clock fitted to them, against the promise.
+"""Advice on knobs: replays the last minutes of an engine's recording, with a clock fitted to them, against the promise.
 
 The replay runs in a process of its own (knob_replay.py): it takes seconds of a core, and guard's loop must not wait for it.
-Guard sets nothing by it: the advice is a remark beside the engine.
+Guard sets no knob itself: the advice is a remark beside the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNFINISHED = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? 
 
 
 class KnobAdvisor:
-    """Looks at every engine that records, now and then; `remark` puts the advice beside it, or takes it away."""
+    """Advises on every engine with a recording at intervals; `remark` puts the advice beside it, or takes it away."""
 
     def __init__(
         self, promise: PromiseConfig, engines: Sequence[EngineConfig], remark: Callable[[str, str, str], None]
@@ -40,14 +40,14 @@ class KnobAdvisor:
         self._engines = [engine for engine in engines if engine.recording is not None and engine.token is not None]
 
     async def run(self) -> None:
-        """For ever, one engine after the other."""
+        """Advises on one engine after the other, for ever."""
         while True:
             await asyncio.sleep(self._promise.every_s)
             for engine in self._engines:
                 self._remark(engine.name, (await self.advise(engine))[0], "advice")
 
     async def advise(self, engine: EngineConfig) -> tuple[str, str]:
-        """The advice for one engine now with its command, and why there is none."""
+        """Returns the advice for one engine now, with its command; and why there is none."""
         found = await limits_of(engine)
         if isinstance(found, str):
             return "", found
@@ -68,7 +68,7 @@ class KnobAdvisor:
 
 
 async def limits_of(engine: EngineConfig) -> dict[str, Any] | str:
-    """The engine's limits as the simulator needs them, the knobs that turn, and how many requests it holds; or why not."""
+    """Returns an engine's limits for the simulator, the knobs that can be set and its requests; or why not."""
     assert engine.token is not None
     told = await GateHttpClient(engine.gate_url or engine.url, engine.token).knobs()
     model = await served_model(engine.url, engine.api_key)
@@ -87,7 +87,7 @@ async def limits_of(engine: EngineConfig) -> dict[str, Any] | str:
 
 
 def limits_from(page: str, in_force: str, context: int) -> dict[str, Any] | str:
-    """The limits by a metrics page, the knobs in force and the longest request; or why they are not known."""
+    """Returns the limits by a metrics page, the knobs in force and the longest request; or why they are unknown."""
     values, found = dict(word.split("=") for word in in_force.split()), _CACHE.search(page)
     labels = {} if found is None else dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
     try:

@@ -21,11 +21,11 @@ from plimsoll.simulate.settings import EngineLimits
 from plimsoll.simulate.trace_files import read_measured
 
 MOST_LINES = 20_000
-MOST_UNFINISHED = 0.1  # of the requests recorded: a recording holds what has ended, and in a burst the quick ones end first
+MOST_UNFINISHED = 0.1  # share of the recorded requests: only ended ones are recorded, and in a burst the quick ones end first
 
 
 def recorded(folder: Path, since: float) -> list[str]:
-    """The newest lines of a recording whose requests came after that, from a moment at which the engine was idle, if any."""
+    """Returns a recording's lines of requests that came after `since`, from a moment when the engine was idle, if any."""
     rows: list[tuple[float, float, str]] = []
     for path in sorted(folder.glob("*.jsonl")):
         if path.stat().st_mtime < since:
@@ -36,7 +36,7 @@ def recorded(folder: Path, since: float) -> list[str]:
                 if row["arrival"] >= since:
                     rows.append((float(row["arrival"]), float(row.get("finished") or row["arrival"]), line))
     rows = sorted(rows)[-MOST_LINES:]
-    # Half of them at least: what came before an idle moment says nothing of what came after it.
+    # Half of them at least: requests before an idle moment say nothing about those after it.
     busy_until, begin = 0.0, 0
     for place, (arrival, finished, _) in enumerate(rows):
         if arrival > busy_until and len(rows) - place >= max(FEWEST_REQUESTS, len(rows) // 2):
@@ -46,7 +46,7 @@ def recorded(folder: Path, since: float) -> list[str]:
 
 
 def advice_on(asked: Mapping[str, Any]) -> KnobAdvice:
-    """The advice for what was recorded; both ways of scheduling are tried, and the one that fits better speaks."""
+    """Returns the advice for a recording; tries both ways of scheduling, and uses the one that fits better."""
     lines = recorded(Path(asked["folder"]), float(asked["since"]))
     if len(lines) < FEWEST_REQUESTS:
         return KnobAdvice(len(lines), why_not=f"{len(lines)} requests were recorded lately: {FEWEST_REQUESTS} at least")

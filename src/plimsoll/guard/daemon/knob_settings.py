@@ -1,7 +1,7 @@
-"""Knobs that an operator sets for a time: journaled, verified by what the engine's steps show, and set again after a restart.
+"""Knobs that an operator sets for a time: journaled, verified by the engine's steps, and set again after a restart.
 
-The lease ends in the engine itself: a guard that dies leaves nothing behind that has to be undone. What is set is in the
-journal as a switch of its engine, so the next guard knows it.
+The lease ends in the engine itself: a guard that dies leaves nothing behind that has to be undone. The journal has each
+setting as a switch of its engine, so the next guard knows it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LEAST_S = 5.0  # a lease that ends sooner is not set again
 
 @dataclass(frozen=True, slots=True)
 class KnobSetting:
-    """What is set for one engine, and until when (seconds since 1970)."""
+    """The knobs set for one engine, and until when (seconds since 1970)."""
 
     values: Mapping[str, float]
     until: float
     is_verified: bool = False
 
     def words(self) -> str:
-        """The setting as the page shows it."""
+        """Returns the setting as the page shows it."""
         until = time.strftime("%H:%M", time.localtime(self.until))
         shown = "verified by its steps" if self.is_verified else "not seen in its steps yet"
         return f"{knob_words(self.values)} until {until}, {shown} (guardctl set ENGINE --clear ends it)"
@@ -64,7 +64,7 @@ class KnobSettings:
         self._remark(engine, "" if setting is None else setting.words())
 
     async def set(self, engine: str, values: Mapping[str, float], for_s: float, who: str) -> Outcome:
-        """Set these knobs in place of those set before; without values, end the lease. Written down before it is done."""
+        """Sets these knobs in place of those set before; without values, ends the lease. Journaled before it is done."""
         gate = self._gates.get(engine)
         if gate is None:
             return failed("it has no gate that guard can ask: token_file in its [[engine]]")
@@ -82,12 +82,12 @@ class KnobSettings:
             if before is not None:
                 old |= {"set": knob_words(before.values), "values": dict(before.values), "until": before.until}
             self._journal.append(SWITCH, engine=engine, step=KNOBS, fields=old)
-        elif outcome.is_done is not False:  # what is not known is looked at again
+        elif outcome.is_done is not False:  # an unknown outcome is checked again
             self._keep(engine, KnobSetting(dict(values), until) if values else None)
         return outcome
 
     async def _send(self, engine: str, gate: TurnsKnobs, values: Mapping[str, float], for_s: float) -> Outcome:
-        """Order it with the fleet's number, so that an older guard cannot turn it back."""
+        """Sends the knobs with the fleet's epoch, so that an older guard cannot undo them."""
         held = await self._lock.acquire(f"knobs of {engine}")
         if not held.is_done:
             return failed(f"guard is busy: {held.message}")
@@ -98,7 +98,7 @@ class KnobSettings:
             await self._lock.release()
 
     async def look(self, now_s: float) -> None:
-        """Now and then: end what is over, verify what is new, and set again what an engine has lost."""
+        """At intervals ends settings whose time is over, verifies new ones, and repeats those that an engine has lost."""
         if now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
@@ -129,7 +129,7 @@ class KnobSettings:
 
 
 def _is_obeyed(values: Mapping[str, float], facts: Mapping[str, object]) -> bool:
-    """Whether steps were made since the order, and no more requests run, nor tokens in a step, than it allows."""
+    """True if steps were made since the order, with no more requests running, or tokens in a step, than it allows."""
     found = [facts.get(name) for name in ("steps", "running", "largest_step", "most_needed")]
     numbers = [one for one in found if isinstance(one, int | float)]
     if len(numbers) < len(found) or not numbers[0]:

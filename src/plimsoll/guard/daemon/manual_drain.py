@@ -1,9 +1,9 @@
-"""Drains that an operator asks for, and the return of an engine to rotation.
+"""Manual drains, and the return of an engine to rotation.
 
-In the journal a drain by hand is a restart that turns back before anything is stopped: a guard that finds it open undoes it
+In the journal a manual drain is a restart that is undone before anything is stopped: a guard that finds it open undoes it
 like any other. It lasts until an operator ends it, at most an hour. The fleet's lock is held while the engine leaves and
-returns, not in between: other engines may be helped meanwhile. A guard that acts on this engine later has a higher number; the
-gate then refuses ours, which is how this guard learns of it.
+returns, not in between, so that guard can act on other engines. A guard that acts on this engine later has a higher epoch;
+the gate then refuses ours, and so this guard learns of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.judge.tracker import Grade
 
 LONGEST_S = 3_600.0
-ANSWER_S = 5.0  # how long a request waits for its result; the drain goes on all the same
+ANSWER_S = 5.0  # how long a request waits for its result; the drain goes on
 PATIENCE_S = 30.0  # for the lock, before the engine returns without it
 WHY = "an operator asked for it back"
 RECOVERED = "it recovered after guard gave up on it"
@@ -34,7 +34,7 @@ _NOT_ABOUT_DRAINING = ("card", "loop")  # conditions that block a restart, and n
 
 
 class ManualDrains:
-    """Engines drained by operators. `runs` is the conductor's own table: it leaves alone what stands in it."""
+    """Engines drained by operators. `runs` is the conductor's own table: it begins no action on engines in it."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ManualDrains:
         return ActionPlan(engine, Grade.RESTART, DRAIN, "an operator asked for it", (Step.UNDRAIN, Step.UNLOCK))
 
     async def close(self, limit_s: float = ANSWER_S) -> None:
-        """Puts every engine back; what takes too long is announced and left to the next guard and to its lease."""
+        """Puts every engine back; announces those that take too long, and leaves them to the next guard and to their leases."""
         self._patience_s = min(self._patience_s, limit_s / 2)
         for back in self._back.values():
             back.set()
@@ -101,10 +101,10 @@ class ManualDrains:
                 task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-    # Deciding
+    # Decisions
 
     def _consider(self, engine: str) -> Decision:
-        """Checks what blocks taking it away, as for a restart, but not what blocks starting it again.
+        """Checks the rules that block its leaving, as for a restart, but not those that block a start.
 
         An operator may drain at any hour, whatever the budget, and also while guard is paused.
         """
@@ -128,7 +128,7 @@ class ManualDrains:
             return decision._replace(kind=DRAIN)
         return decision._replace(kind=DRAIN, steps=(Step.LOCK, Step.DRAIN, Step.UNLOCK))
 
-    # Doing
+    # Actions
 
     async def _run(self, run: ActionRun) -> Outcome:
         adapters = self._adapters[run.engine]
@@ -144,8 +144,8 @@ class ManualDrains:
             self._close(run, outcome)
         except PlimsollError as error:
             outcome, mine = unsure(str(error)), self.runs.get(run.engine)
-            if mine is not None and mine.action == run.action:  # else the conductor has begun an action on it
-                # The engine returns, under the lock if that can be had; if another guard owns it by now, its gate refuses.
+            if mine is not None and mine.action == run.action:  # if not, the conductor has begun an action on it
+                # The engine returns, with the lock if possible; if another guard owns it by now, its gate refuses.
                 says = f"the drain by hand ends and the engine goes back in rotation: {error}"
                 self._ports.tell(Announcement(run.engine, says, is_urgent=True))
                 await self._ports.lock.acquire(f"{run.action} on {run.engine}")
@@ -190,7 +190,7 @@ class ManualDrains:
                 if loop.time() >= end_s:
                     why = f"{self._longest_s / 60:.0f} min have passed"
                 elif suffering is not None and (who := suffering()):
-                    # An engine that does not answer would carry nothing.
+                    # An engine that does not answer would carry no load.
                     why = who if is_ready(await self._ports.observer.look(engine)) else ""
             if why and not self._back[engine].is_set():
                 says = why
@@ -203,7 +203,7 @@ class ManualDrains:
                     return failed(says, epoch=int(taken.facts["epoch"]))
                 waits_since_s = waits_since_s or loop.time()
                 if gate is not None and loop.time() >= waits_since_s + self._patience_s:
-                    # With our old number: if another guard drains it now, the gate refuses, and it is left to that guard.
+                    # With our old epoch: if another guard drains it now, the gate refuses, and it is left to that guard.
                     return failed(f"{says}; without the lock: {taken.message}")
                 await asyncio.sleep(self._pause_s)  # it stays out and is renewed; without a gate only the lock shows the owner
                 continue
@@ -211,7 +211,7 @@ class ManualDrains:
                 await asyncio.wait_for(self._back[engine].wait(), min(self._pause_s, max(0.01, renew_s - loop.time())))
 
     async def _renew(self, run: ActionRun) -> Outcome:
-        """Also of a balancer that forgot it (a reload); failed if that is impossible."""
+        """Renews the drain, also at a balancer that forgot it (a reload); failed if that is impossible."""
         gate, balancer = self._adapters[run.engine].gate, self._adapters[run.engine].balancer
         # The gate first: if another guard owns the engine by now, the balancer is that guard's, too.
         if gate is not None:
@@ -243,10 +243,10 @@ class ManualDrains:
 
 
 class ReturnToService:
-    """Puts an engine back in rotation that guard gave up on: an operator has repaired it, or it recovered by itself.
+    """Puts engines back in rotation that guard gave up on, once an operator has repaired them or they recovered.
 
-    In the journal it is a restart that turns back before anything is drained: a guard that finds it open puts the engine back,
-    too. That the engine is fixed is said by `guardctl resume ENGINE`, or by its answers where it recovered.
+    In the journal it is a restart that is undone before anything is drained: a guard that finds it open puts the engine back,
+    too. `guardctl resume ENGINE` states that the engine is fixed, or its own answers do if it recovered.
     """
 
     def __init__(
@@ -256,12 +256,12 @@ class ReturnToService:
         self._tasks: dict[str, asyncio.Task[Outcome]] = {}
 
     def is_held(self, engine: str) -> bool:
-        """Whether guard gave up on it, and it is still out of rotation."""
+        """True if guard gave up on it, and it is still out of rotation."""
         end = self._conductor.last_ends().get(engine)
         return end is not None and end.is_out
 
     async def put_back(self, engine: str, *, is_recovered: bool = False) -> Decision:
-        """`is_recovered`: nobody asked for it, so it must hold its context, answer a request, and then needs no attention."""
+        """Puts it back. `is_recovered`: nobody asked, so it must hold its context and answer a request first."""
         adapters, why = self._adapters.get(engine), RECOVERED if is_recovered else WHY
         if adapters is None:
             return BlockedAction(engine, Grade.RESTART, UNDRAIN, "NotWatched", "no engine of that name is watched")
@@ -270,7 +270,7 @@ class ReturnToService:
         run = open_action(self._ports.name(), engine, Grade.RESTART, UNDRAIN, is_broken=False)
         self._conductor.runs[engine] = run  # before the first await
         self._tasks[engine] = task = asyncio.create_task(self._run(run, adapters, why))
-        await asyncio.wait({task}, timeout=ANSWER_S)  # it goes on all the same
+        await asyncio.wait({task}, timeout=ANSWER_S)  # the run goes on
         if task.done() and not (outcome := task.result()).is_done:
             return BlockedAction(engine, Grade.RESTART, UNDRAIN, "NotDone", outcome.message)
         return ActionPlan(engine, Grade.RESTART, UNDRAIN, why, (Step.LOCK, Step.UNDRAIN, Step.UNLOCK))

@@ -1,4 +1,4 @@
-"""Observes the fleet: looks at every engine every few seconds, judges each look, and reports what changed.
+"""Observes the fleet: looks at every engine every few seconds, judges each look, and reports changes.
 
 Engines are looked at independently: none waits for another.
 """
@@ -45,7 +45,7 @@ from plimsoll.net.address import address
 from plimsoll.render.guard import Clock, EngineView, Event, EventKind
 from plimsoll.unknown import Condition, Status, Unknown
 
-NEVER_S = 60.0  # without any answer since guard started, before that is reported
+NEVER_S = 60.0  # time without any answer since guard started before that is reported
 LOOKS_GONE = 3  # failed looks before an engine is reported unreachable: one slow answer is no news
 _REACH_TEXTS = {
     Reach.REFUSED: "unreachable: connection refused", Reach.SILENT: "unreachable",
@@ -66,7 +66,7 @@ NOTES = {
     "canary": ("without canary requests nobody sees that an idle engine hangs", "canary requests are taken again"),
 }
 """What guard may be without: what is lost by that, and what is said when it is back."""
-REFUSALS = frozenset(range(400, 500)) - {429}  # a server that is only busy takes the next one
+REFUSALS = frozenset(range(400, 500)) - {429}  # a server that is only busy accepts the next one
 
 
 class EventReporter:
@@ -84,14 +84,14 @@ class EventReporter:
         self._gone_since_s: float | None = None
         self._is_gone: bool | None = None  # as reported; None: nothing yet
         self._is_never_told = False
-        self.notes: dict[str, str] = {}  # what the gate or the canary does not give, as reported
+        self.notes: dict[str, str] = {}  # problems of gate and canary, as reported
         self._note_looks: Counter[str] = Counter()
         self.has_answered = False
 
     def report(
         self, look: Look, changes: Sequence[Condition], answer: Look | None, notes: Mapping[str, str] = {}
     ) -> list[Event]:
-        """The events of these changes; `answer` is the last look with figures, `notes` what gate and canary did not give."""
+        """Returns the events of these changes; `answer`: the last look with figures, `notes`: problems of gate and canary."""
         events = self._reach(look) + [
             event for subject in NOTES for event in self._noted(look, subject, notes.get(subject, ""))
         ]
@@ -99,7 +99,7 @@ class EventReporter:
         return events + [event for one in changes if (event := self._condition(look, one, answer)) is not None]
 
     def leave(self, unix_s: float, now_s: float, conditions: Sequence[Condition], why: str = "") -> list[Event]:
-        """The events that close what is open when the engine is no longer watched, for `why` where that is known."""
+        """Returns the events that close everything open when the engine is no longer watched, for `why` if known."""
         events = [
             Event(unix_s, self._engine, EventKind.OVER, "it is no longer watched", one, None, now_s - self._held[one.kind])
             for one in conditions if one.kind in self._held
@@ -111,7 +111,7 @@ class EventReporter:
 
     @property
     def gone_since_s(self) -> float | None:
-        """Since when it is reported unreachable; None if it answers."""
+        """When it was reported unreachable, by guard's clock; None if it answers."""
         return self._gone_since_s if self._is_gone else None
 
     def _reach(self, look: Look) -> list[Event]:
@@ -138,7 +138,7 @@ class EventReporter:
         return [Event(look.unix_s, self._engine, EventKind.UNREACHABLE, message)]
 
     def _noted(self, look: Look, subject: str, note: str) -> list[Event]:
-        """One look without the gate's answer is no news; a wrong token, or a model that is not served, stays wrong."""
+        """Reports a problem of the gate or the canary that lasts: one look without the gate's answer is no news."""
         if look.reach is not Reach.ANSWERS:
             return []
         self._note_looks[subject] = self._note_looks[subject] + 1 if note else 0
@@ -175,17 +175,17 @@ class EventReporter:
 
 
 class Incidents:
-    """Gives all events of an engine from its first trouble to its last one id."""
+    """Gives one id to all events of an engine from its first trouble to its last."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[str, set[str]]] = {}  # by engine: the id, and what is not over
+        self._open: dict[str, tuple[str, set[str]]] = {}  # by engine: the id, and the troubles that are not over
 
     def of(self, engine: str) -> str:
-        """The id of what is wrong with it now; "" where nothing is."""
+        """Returns the id of its open incident; "" if there is none."""
         return self._open.get(engine, ("", set()))[0]
 
     def note(self, event: Event) -> str:
-        """The id of the incident that an event belongs to."""
+        """Returns the id of the incident that an event belongs to, and tracks its begin and end."""
         key = event.condition.kind if event.condition is not None else _UNLIKE.get(event.what, "")
         if event.what in (EventKind.BEGINS, EventKind.UNREACHABLE, EventKind.NEEDS):
             seed = f"{event.engine} {event.unix_s:.3f} {key}"
@@ -207,9 +207,9 @@ SLOW_S = 1.0
 CHANGES_KEPT = 1_000
 LONGEST_LOOK_S = 20.0
 LONGEST_RECALL_S = 40.0
-SUPERVISOR_S = 4.0  # so long an engine is lost before guard asks itself whether it is cut off
-LONGEST_QUESTION_S = 30.0  # a restarter that has not said by then whether the engine runs will not say it
-SAME_MOMENT_S = 30.0  # engines that are lost within this time are lost for one reason, which may be guard's own
+SUPERVISOR_S = 4.0  # time that engines are lost before guard suspects that it is cut off itself
+LONGEST_QUESTION_S = 30.0  # a restarter that has not answered by then will not answer
+SAME_MOMENT_S = 30.0  # engines lost within this time have one common cause, which may be guard's own
 
 
 class Watcher(Protocol):
@@ -223,13 +223,13 @@ Points = Sequence[tuple[float, Mapping[str, float]]]  # by guard's own clock
 
 
 class DiscoveredFacts(NamedTuple):
-    """What others than its own page know of an engine, under the names that these have in a look."""
+    """Facts about an engine from other sources than its page, named as in a look."""
 
     container_restarts: int | None = None
     ended: str = ""  # why its process has ended and is not started again
-    gone: str = ""  # it does not run, and nobody says why
+    gone: str = ""  # it does not run, without a known reason
     failure: str = ""  # the kind of the failure that ended it
-    requests: str = ""  # the shapes of those that it had begun then
+    requests: str = ""  # the shapes of the requests that it had begun then
     has_served: bool = False  # before guard began
     balancer: BalancerHealth | None = None
 
@@ -247,7 +247,7 @@ SYSTEM = Clocks()
 
 
 class ObserverPorts(NamedTuple):
-    """Ports of the fleet's loop: looking, telling, clocks and randomness."""
+    """Ports of the fleet's loop: looks, events, clocks and randomness."""
 
     watcher: Callable[[EngineConfig], Watcher]
     tell: Callable[[Event], None]
@@ -283,14 +283,14 @@ class WatchedEngine:
 
     @property
     def by_kind(self) -> Mapping[str, Condition]:
-        """The same by their kinds; asked several times a second, and changed by looks alone."""
+        """The conditions by their kinds; cached, since they are read several times a second and change only by looks."""
         if self._by_kind[0] is not self.judge.conditions:
             self._by_kind = self.judge.conditions, {condition.kind: condition for condition in self.conditions}
         return self._by_kind[1]
 
     @property
     def is_slow(self) -> bool:
-        """Whether the last look was slow; the next may be, too."""
+        """True if the last look was slow; the next may be, too."""
         return self.look_s is not None and self.look_s > SLOW_S
 
     def take(self, look: Look) -> list[Event]:
@@ -312,7 +312,7 @@ class WatchedEngine:
         return self.reporter.report(look, changes, answer, notes)
 
     def view(self, now_s: float, needs: str = "", remarks: Sequence[str] = ()) -> EngineView:
-        """The engine as of now, without forecasts, which are expensive."""
+        """Returns the engine as of now, without forecasts, which are expensive."""
         history = self.judge.history
         look = history.last
         return EngineView(
@@ -324,7 +324,7 @@ class WatchedEngine:
         )  # fmt: skip
 
     def forecasts(self) -> dict[str, Forecast | Unknown]:
-        """When memory runs out and when requests wait too long."""
+        """Returns when memory will run out and when requests will wait too long."""
         history, policy = self.judge.history, self.judge.policy
         return {
             "device": memory.device_forecast(history, policy),
@@ -335,7 +335,7 @@ class WatchedEngine:
 
 
 class Fleet:
-    """All engines that are watched."""
+    """All watched engines."""
 
     def __init__(self, policy: Policy, ports: ObserverPorts, *, looks: int | None = None) -> None:
         self._policy, self._ports, self._most_looks = policy, ports, looks
@@ -351,13 +351,13 @@ class Fleet:
         self.stale_after_s = max(60.0, 3 * policy.every_s + LONGEST_LOOK_S)
         self._odd: set[str] = set()  # listed engines that cannot be watched
         self.needs: Mapping[str, str] = {}  # engines that need attention, and why
-        self._remarks: dict[tuple[str, str], str] = {}  # by engine and subject: knobs that are set, advice
-        self.is_listed = False  # whether there was a list before: only later changes of it are news
+        self._remarks: dict[tuple[str, str], str] = {}  # by engine and subject: set knobs, advice
+        self.is_listed = False  # whether a list was read: only later changes of it are news
 
-    # Who is watched
+    # Watched engines
 
     def watch(self, targets: Sequence[EngineConfig], why_left: Callable[[str], str] = lambda _: "") -> None:
-        """Watches exactly these; `why_left` says why one is no longer among them."""
+        """Watches exactly these; `why_left` returns why one is no longer among them."""
         wanted = {target.name: target for target in targets}
         for name in [name for name, engine in self._engines.items() if wanted.get(name) != engine.target]:
             self._leave(self._engines.pop(name), why_left(name))
@@ -369,7 +369,7 @@ class Fleet:
     def _begin(self, target: EngineConfig) -> None:
         try:
             watcher = self._ports.watcher(target)
-        except Exception as error:  # one bad entry of a list must not blind guard to the rest of the fleet
+        except Exception as error:  # one bad entry of a list must not stop the watch of the others
             is_bad_entry = isinstance(error, PlimsollError)
             if not is_bad_entry:
                 self.mistakes[f"begin {type(error).__name__}"] += 1
@@ -405,7 +405,7 @@ class Fleet:
         return engine.view(now_s, self.needs.get(name, ""), remarks)
 
     def remark(self, engine: str, text: str, subject: str = "knobs") -> None:
-        """Put a remark beside an engine, on the page and in its status; an empty one takes it away."""
+        """Puts a remark beside an engine, on the page and in its status; an empty one takes it away."""
         self._remarks.pop((engine, subject), None)
         if text:
             self._remarks[engine, subject] = text
@@ -417,7 +417,7 @@ class Fleet:
         return self._engines.get(name)
 
     async def look_now(self, name: str) -> Look | None:
-        """A look that begins after this moment, judged as any other; None if the engine is no longer watched."""
+        """Returns a look that begins after this moment, judged as any other; None if the engine is no longer watched."""
         engine = self._engines.get(name)
         if engine is None or engine.task is None or engine.task.done():
             return None
@@ -432,19 +432,19 @@ class Fleet:
             engine.is_wanted.set()
 
     def is_looking(self, within_s: float) -> bool:
-        """Whether a look has ended lately; always true without engines."""
+        """True if a look has ended in the last `within_s`; always true without engines."""
         return not self._engines or self._ports.clock() - self.last_look_s < within_s
 
     @property
     def host_note(self) -> str:
-        """What does not answer on guard's own machine, if engines run on it; empty if everything does."""
+        """The part of guard's own machine that does not answer, if engines run on it; empty if all do."""
         return next((note for engine in self._engines.values() if (note := getattr(engine.watcher, "host_note", ""))), "")
 
     def moment(self) -> Clock:
         return Clock(self._ports.clock(), self._ports.wall())
 
     def firing(self) -> list[Event]:
-        """Events for everything that is active, or was and is now unknown."""
+        """Returns events for every condition that is active, or was and is now unknown."""
         wall, found = self._ports.wall(), []
         for engine in self._engines.values():
             answer, name = engine.judge.history.last_answer, engine.target.name
@@ -458,10 +458,10 @@ class Fleet:
         found += [Event(wall, name, EventKind.NEEDS, says) for name, says in self.needs.items()]
         return [event._replace(incident=self.incidents.of(event.engine)) for event in found]
 
-    # Looking
+    # Looks
 
     async def wait(self) -> None:
-        """Waits until every engine had its number of looks; for ever without a number."""
+        """Waits until every engine had its number of looks; for ever if there is none."""
         while self._most_looks is None:
             await asyncio.sleep(3600.0)
         while left := [engine.task for engine in self._engines.values() if engine.task is not None and not engine.task.done()]:
@@ -487,10 +487,10 @@ class Fleet:
             if past:
                 engine.judge.history.recall(past)
             waiters, engine.waiters = engine.waiters[:asked], engine.waiters[asked:]
-            _answer(waiters, look)  # not before: leaving the fleet answers all that wait
+            _answer(waiters, look)  # not before: leaving the fleet answers all waiting callers
             if self._most_looks is not None and engine.looks >= self._most_looks:
                 return
-            # A requested look came early: the next is due an interval after it.
+            # After an early, requested look the next is due one interval later.
             due_s = max(min(due_s, clock()) + every_s * (0.975 + 0.05 * dice()), clock())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(engine.is_wanted.wait(), max(0.0, due_s - clock()))
@@ -510,18 +510,18 @@ class Fleet:
         return look
 
     async def _past(self, engine: WatchedEngine, look: Look) -> Points:
-        """The engine's past before guard's first look. Asked for once, and that look waits: no restart may lie between."""
+        """Returns the engine's past before guard's first look. That look waits for it: no restart may come between."""
         if self._ports.recall is None or look.reach is not Reach.ANSWERS or engine.reporter.has_answered:
             return ()
         try:
             async with asyncio.timeout(LONGEST_RECALL_S):
                 return await self._ports.recall(engine.target, look)
-        except Exception as problem:  # the past is worth having, and not worth a crash
+        except Exception as problem:  # the past is useful, and not worth a crash
             self.mistakes[f"recall {type(problem).__name__}"] += 1
             return ()
 
     def _take(self, engine: WatchedEngine, look: Look) -> Look:
-        """Judges the look together with what others know of the engine, and returns both as one."""
+        """Adds the facts of other sources to the look, judges it and returns it."""
         try:
             look = look._replace(**self._ports.facts(engine.target.name)._asdict())
             events = engine.take(look)
@@ -534,7 +534,7 @@ class Fleet:
         return look
 
     def tell(self, engine: str, what: EventKind, message: str) -> None:
-        """Keeps and tells an event that is not a judgement."""
+        """Keeps and reports an event that is not a judgement."""
         self._tell(Event(self._ports.wall(), engine, what, message))
 
     def _tell(self, event: Event) -> None:
@@ -543,7 +543,7 @@ class Fleet:
         self.changes.append(event)
         try:
             self._ports.tell(event)
-        except Exception as problem:  # it is in the history; a failing writer must not end the watching
+        except Exception as problem:  # it is in the history; a failing writer must not end the watch
             self.mistakes[f"tell {type(problem).__name__}"] += 1
 
 
@@ -562,25 +562,25 @@ def _answer(waiters: Sequence[asyncio.Future[Look | None]], look: Look | None) -
             waiter.set_result(look)
 
 
-# What the judge knows of the fleet, as the one who acts needs it.
+# The judged fleet, as the action runner needs it.
 
 
 class EngineCapabilities(NamedTuple):
-    """What guard may do to one engine, by its configuration."""
+    """Actions that guard may take on one engine, by its configuration."""
 
     group: str = ""
     only_observed: str = ""  # why guard may only observe it
     has_gate: bool = False
     has_restarter: bool = False
-    pod: PodStanding | None = None  # what its cluster says
+    pod: PodStanding | None = None  # its cluster's reasons for and against an action
 
 
 class ProcessLife(NamedTuple):
-    """Which process of an engine answers."""
+    """Identity of the engine process that answers."""
 
-    started: float | None = None  # as its page says
-    restarts: int | None = None  # as its cluster counts them
-    total: int = 0  # how often another process was seen to answer
+    started: float | None = None  # by its page
+    restarts: int | None = None  # by its cluster's count
+    total: int = 0  # how often a new process has answered
     is_shared: bool = False  # several servers answer at its address, in turn
 
 
@@ -595,7 +595,7 @@ class FleetObserver:
         self._ends = ends
         self.maintained: Mapping[str, bool] = {}  # engines that an operator has in maintenance at the balancer
         self.asked_s: Mapping[str, float] = {}  # when each engine's restarter last said whether it runs
-        self.failing: Mapping[str, bool] = {}  # engines that the balancer finds down by its own checks
+        self.failing: Mapping[str, bool] = {}  # engines that are down by the balancer's own checks
 
     async def look(self, engine: str) -> Look | None:
         return await self._fleet.look_now(engine)
@@ -612,12 +612,12 @@ class FleetObserver:
         return self._fleet.names()
 
     def is_quiet(self) -> bool:
-        """Whether no condition of any engine calls for an action."""
+        """True if no condition of any engine calls for an action."""
         conditions = [self.conditions(name) for name in self.engines()]
         return not any(kind in engine and is_active(engine[kind]) for engine in conditions for kind in GRADES)
 
     def suffering(self, engine: str, policy: ActPolicy) -> str:
-        """Why this engine must stay after all: another of its group has left, or cannot carry its load; "" if none."""
+        """Returns why this engine must stay: another of its group has left, or cannot carry its load; "" if it may leave."""
         view = self.view(frozenset({engine}))
         mine = next((one for one in view.engines if one.name == engine), None)
         others = [] if mine is None else group_peers(mine, view.engines)
@@ -642,7 +642,7 @@ class FleetObserver:
         return ProcessLife(started, restarts, history.lives.total, history.lives.is_shared(self._clock()))
 
     def view(self, at_work: frozenset[str]) -> FleetView:
-        """The fleet now. Nothing is decided about engines with an open action."""
+        """Returns the fleet now. Nothing is decided about engines with an open action."""
         ends, watched = self._ends(), [engine for name in self.engines() if (engine := self._fleet.engine(name))]
         engines = [
             self._engine(engine, ends.get(engine.target.name), is_at_work=engine.target.name in at_work) for engine in watched
@@ -650,7 +650,7 @@ class FleetObserver:
         return FleetView(engines, minute=self._minute(), cut_off=self.cut_off())
 
     def proof(self, engine: str) -> Proof:
-        """Whether somebody else than guard's own connection proves that it serves nobody."""
+        """Returns the witness, other than guard's own connection, that proves that it serves nobody; or why there is none."""
         watched = self._fleet.engine(engine)
         if watched is None:
             return Proof(None, "it is not watched any more")
@@ -658,36 +658,36 @@ class FleetObserver:
         return proof(watched.judge.history.last, active)
 
     def longest_start_s(self, engine: str) -> float:
-        """The longest start of it that guard has seen; 0 where it has seen none."""
+        """Returns its longest start that guard has seen, in seconds; 0 if it has seen none."""
         return 0.0 if (history := self._history(engine)) is None else history.longest_start_s
 
     def highest_epoch(self) -> int:
-        """The greatest epoch that a gate of the fleet says it has seen."""
+        """Returns the greatest epoch that a gate of the fleet reports."""
         answers = [history.last_answer for name in self.engines() if (history := self._history(name)) is not None]
         return max((look.gate.epoch for look in answers if look is not None and look.gate is not None), default=0)
 
     def is_lost(self, engine: str) -> bool:
-        """Whether the last look at it got no answer."""
+        """True if the last look at it got no answer."""
         history = self._history(engine)
         return history is not None and history.last is not None and history.last.reach is not Reach.ANSWERS
 
     def is_well(self, engine: str) -> bool:
-        """Whether the last look found it ready, and nothing is true of it that no engine put back may have."""
+        """True if the last look found it ready, and it has no condition that forbids a return to rotation."""
         watched = self._fleet.engine(engine)
         if watched is None or not is_ready(watched.judge.history.last) or self.maintained.get(engine):
             return False
         return not any(kind in watched.by_kind and watched.by_kind[kind].is_true for kind in PROBATION_KINDS)
 
     def unproved(self, engine: str, *, is_asked: bool = False) -> str:
-        """Why it may serve somebody all the same; "" where a witness proves that it serves nobody.
+        """Returns why it may still serve somebody; "" where a witness proves that it serves nobody.
 
-        `is_asked`: an operator answers for it, so that only somebody who sees it serve speaks against it.
+        `is_asked`: an operator answers for it, so that only a witness that sees it serve counts.
         """
         proved = self.proof(engine)
         return proved.why_not if not is_asked or proved.is_contradicted else ""
 
     def cut_off(self) -> str:
-        """Why guard doubts its own way to the engines: several of them, and most of all, were lost in the same moment."""
+        """Returns why guard doubts its own network: several engines, and most of all, were lost in the same moment; else ""."""
         lost = []
         for name in self.engines():
             if (history := self._history(name)) is None or history.first_answer_s is None:
@@ -695,7 +695,7 @@ class FleetObserver:
             since_s, last = history.unreachable_since_s, history.last
             if since_s is None or last is None:
                 continue
-            # Who runs it may know better: what it says must be in the last look, unless it takes too long to say anything.
+            # Its supervisor may know better: the last look must have its answer, unless that takes too long.
             lasts_s, asked_s = self._clock() - since_s, self.asked_s.get(name)
             is_asked = asked_s is None or since_s < asked_s <= last.at_s or lasts_s >= LONGEST_QUESTION_S
             if lasts_s >= SUPERVISOR_S and is_asked and self.proof(name).by is None:

@@ -1,7 +1,7 @@
-"""Takes a pod out of its Service and away from its owner for inspection, when a person asks for it: one at a time, with an end.
+"""Takes a pod out of its Service and away from its owner for inspection, at a person's request: one at a time, for a time.
 
-The label by which the Service selects is removed, so its owner makes another pod and this one keeps its GPUs and its memory.
-Nobody owns it any more: at its end guard evicts it. The journal has it, so that a later guard does.
+Guard removes the label by which the Service selects, so its owner makes another pod and this one keeps its GPUs and its memory.
+It has no owner then: at the end guard evicts it. The journal has the quarantine, so that a later guard can do it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTE = "plimsoll.dev/quarantined"
 
 
 class Quarantine:
-    """One pod at a time. `label` is the one that is removed; `pod` finds the pod of an engine."""
+    """Quarantines one pod at a time. `label` is the one that is removed; `pod` finds the pod of an engine."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class Quarantine:
         self._label, self._ports, self._policy, self._cluster, self._pod, self._kept = label, ports, policy, cluster, pod, kept
 
     def held(self) -> Entry | None:
-        """The pod that is in quarantine."""
+        """Returns the journal entry of the pod in quarantine; None if there is none."""
         last = {entry.engine: entry for entry in self._kept() if entry.kind == SWITCH and entry.step == QUARANTINE}
         return next((entry for entry in last.values() if entry.fields.get("on")), None)
 
     async def begin(self, engine: str, for_s: float, who: str) -> Outcome:
-        """Removes the label; failed with the reason where that is blocked, as a restart of it would be."""
+        """Removes the label; failed, with the reason, where a restart of the pod would be blocked."""
         if (held := self.held()) is not None:
             return failed(f"{held.engine} is in quarantine: one at a time")
         pod, view = self._pod(engine), self._ports.view(frozenset())
@@ -62,7 +62,7 @@ class Quarantine:
         try:
             until = self._ports.wall() + min(for_s, LONGEST_S)
             fields = {"on": True, "who": who, "until": until, "namespace": pod.namespace, "pod": pod.name, "uid": pod.uid}
-            self._ports.journal.append(SWITCH, engine=engine, step=QUARANTINE, fields=fields)  # before: its end must be known
+            self._ports.journal.append(SWITCH, engine=engine, step=QUARANTINE, fields=fields)  # first: its end must be known
             patch = {
                 "metadata": {"uid": pod.uid, "labels": {self._label: None}, "annotations": {NOTE: f"{until:.0f} by {who}"}}
             }

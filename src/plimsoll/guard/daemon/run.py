@@ -103,7 +103,7 @@ def own_engine(command: Sequence[str], url: str | None) -> OwnEngine:
 
 
 def _url(line: CommandLine, url: str | None) -> str:
-    """Its address by its own flags, else the user's."""
+    """Returns its address by its own flags, else the user's."""
     host, port = _last(line, "--host") or "", _last(line, "--port") or PORT
     is_plain = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65_536 and re.fullmatch(r"[\w.:*-]*", host)
     if url is not None and (_last(line, "--uds") is not None or not is_plain):
@@ -118,7 +118,7 @@ def _url(line: CommandLine, url: str | None) -> str:
 
 
 def _last(line: CommandLine, name: str) -> str | None:
-    """The last value of a flag, as in vLLM; "" for a flag without a value."""
+    """Returns the last value of a flag, as vLLM does; "" for a flag without a value, None without the flag."""
     found = [one for one in line.arguments if one.row is not None and one.row.name == name and not one.is_negated]
     return None if not found else found[-1].values[-1] if found[-1].values else ""
 
@@ -130,11 +130,11 @@ STANDARD_OUTPUT = 1
 class LineWriter:
     """Writes lines to standard output from its own thread, so that a stuck reader never stops the watching.
 
-    When too many lines wait, new ones are dropped and counted.
+    If too many lines wait, new ones are dropped and counted.
     """
 
     def __init__(self, descriptor: int = STANDARD_OUTPUT) -> None:
-        # Its own descriptor: who closes the other one may get its number again for another file.
+        # Its own descriptor: if the other one is closed, its number may be reused for another file.
         self._file = os.fdopen(os.dup(descriptor), "wb", buffering=0)
         self._waiting: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
         self.dropped = 0
@@ -146,7 +146,7 @@ class LineWriter:
 
     @property
     def trouble(self) -> str:
-        """Why lines are lost now; empty if none are."""
+        """The reason why lines are being lost; empty if none are."""
         return self._trouble or ("its reader does not read" if self._is_full else "")
 
     def say(self, line: str) -> None:
@@ -169,14 +169,14 @@ class LineWriter:
             while (line := self._waiting.get()) is not None:
                 left = (line + "\n").encode(errors="replace")
                 try:
-                    while left:  # unbuffered: what a full disk refuses would stay in a buffer
+                    while left:  # unbuffered: a buffer would keep what a full disk refuses
                         left = left[os.write(self._file.fileno(), left) :]
                     self._trouble = ""
                     self._is_full = self._is_full and self._waiting.qsize() > MOST_WAITING // 2
                 except BrokenPipeError:
                     self.is_gone = True
                     return
-                except OSError as problem:  # such as a full disk: watching matters more than writing
+                except OSError as problem:  # such as a full disk: the watch matters more than the output
                     self.dropped += 1
                     self._trouble = problem.strerror or str(problem)
 
@@ -193,7 +193,7 @@ class SystemdNotifier:
         """How often systemd must hear from guard: half of its bound. None: no watchdog."""
 
     def send(self, state: str, status: str = "") -> None:
-        """A state such as READY=1, and the line that `systemctl status` shows."""
+        """Sends a state such as READY=1, and the line that `systemctl status` shows."""
         if not self.address:
             return
         text = "\n".join(filter(None, (state, status and f"STATUS={' '.join(status.split())[:500]}")))
@@ -208,7 +208,7 @@ class EngineLists:
     def __init__(self, config: GuardConfig, note: Callable[[str, str], None]) -> None:
         self._config, self._note = config, note
         self._found: dict[str, tuple[EngineConfig, ...]] = {}
-        self._pod_names: dict[str, str] = {}  # by the name here: the pod's own
+        self._pod_names: dict[str, str] = {}  # the pod's own name, by the engine's
         self.finders = config.discover.finders()
         try:
             self.pods = config.discover.pods()
@@ -219,7 +219,7 @@ class EngineLists:
         """Asks one finder. If that fails, its last list stays in use; nothing it does ends guard."""
         try:
             found = await asyncio.to_thread(finder.find)
-        except Exception as problem:  # an unreadable list must not blind guard to the engines it knows
+        except Exception as problem:  # an unreadable list must not stop the watch of known engines
             self._note(finder.label, f"internal error: {type(problem).__name__}; the last list stays in use")
             return
         self._found[finder.label] = found
@@ -231,13 +231,13 @@ class EngineLists:
             self.take_pods()
 
     def take_pods(self) -> None:
-        """Takes the pods as they are known now."""
+        """Takes over the current list of pods."""
         assert self.pods is not None
         self._found[self.pods.label] = self.pods.engines()
         self._note(self.pods.label, self.pods.trouble)
 
     def targets(self) -> list[EngineConfig]:
-        """All engines, each name and each address once."""
+        """Returns all engines, each name and each address once."""
         discover = self._config.discover
         by_name = {target.name: target for target in self._config.engines}
         urls = {target.url.rstrip("/") for target in self._config.engines}
@@ -267,20 +267,20 @@ class EngineLists:
         return DiscoveredFacts(self.pods.restarts.get(called), self.pods.ended.get(called, ""))
 
     def standing(self, name: str) -> PodStanding | None:
-        """What speaks for and against acting on an engine that is a pod; None for any other."""
+        """Returns the cluster's reasons for and against an action on an engine that is a pod; None for any other."""
         called = self._pod_names.get(name)
         return None if self.pods is None or called is None or not self.pods.is_acting else self.pods.standing(called)
 
     def pod_name(self, name: str) -> str:
-        """What the cluster calls an engine that is a pod."""
+        """Returns the cluster's name of an engine that is a pod."""
         return self._pod_names.get(name, name)
 
     def why_left(self, name: str) -> str:
-        """Why an engine is no longer in the list, where that is known."""
+        """Returns why an engine is no longer in the list; "" if unknown."""
         return "" if self.pods is None else self.pods.left.get(name, "")
 
 
-MOST_TEXTS = 20  # reported texts of one trouble: a text that changes each time is still one trouble
+MOST_TEXTS = 20  # reported texts of one trouble, whose text may change each time
 
 
 @dataclass(slots=True)
@@ -320,12 +320,12 @@ class TroubleLog:
 
 
 FILES_EVERY_S = 5.0
-PODS_S = 0.2  # changes of pods that come at once are taken together
+PODS_S = 0.2  # changes of pods within this time are handled together
 STATUS_EVERY_S = 10.0
 TROUBLE_EVERY_S = 2.0
 WEBHOOK_PATIENCE_S = 10.0  # a receiver that restarts is no news: notifications are retried
 TAKE_BACK_S = 30.0
-LAST_WORDS_S = 5.0  # for notifications that wait when guard is stopped
+LAST_WORDS_S = 5.0  # for queued notifications when guard is stopped
 
 
 def watch(options: GuardOptions) -> int:
@@ -341,7 +341,7 @@ def watch(options: GuardOptions) -> int:
 
 
 class Daemon:
-    """One guard."""
+    """One running guard."""
 
     def __init__(self, options: GuardOptions, out: LineWriter, clocks: Clocks = SYSTEM) -> None:
         self._options, self._out, self._config, self._clocks = options, out, options.config, clocks
@@ -360,7 +360,7 @@ class Daemon:
         self._notifier = options.config.notify.build()
         self._alerts: dict[tuple[str, str], float] = {}  # firing alerts, and since when
         self._slow: frozenset[str] = frozenset()  # engines whose last start took longer than guard waits
-        self._impaired: frozenset[str] = frozenset()  # what ends guard's ability or right to act, by subject
+        self._impaired: frozenset[str] = frozenset()  # subjects for which guard cannot or may not act
         self._is_begun = False  # whether engines that already needed attention were announced
         self._systemd = SystemdNotifier()
         self._server: GuardServer | None = None
@@ -372,7 +372,7 @@ class Daemon:
         )
 
     def _make_acting(self) -> ActionRunner | None:
-        """The action runner, or its dry run; None if no action is configured."""
+        """Returns the action runner, or its dry run; None if no action is configured."""
         options, config = self._options, self._config
         if not options.is_acting and not options.is_dry_run and not options.command:
             return None
@@ -387,7 +387,7 @@ class Daemon:
 
     def _announce(self, announcement: Announcement) -> None:
         kind = EventKind.NEEDS if announcement.is_urgent else EventKind.ACTED
-        self._is_step = "done" in announcement.fields  # of the steps of an action a pod's Events tell only its stop
+        self._is_step = "done" in announcement.fields  # a pod's Events show only the stop among an action's steps
         self._fleet.tell(announcement.engine, kind, announcement.message)
         self._is_step = False
 
@@ -417,7 +417,7 @@ class Daemon:
             await asyncio.wait([*ended, *jobs], return_when=asyncio.FIRST_COMPLETED)
             for job in jobs:
                 if job.done():
-                    job.result()  # none of them ends: it failed, which is an internal error
+                    job.result()  # no job ends by itself: this is an internal error
         finally:
             self._systemd.send("STOPPING=1")
             code = self._code() if self._options.looks is not None and not stop.is_set() else 0
@@ -464,7 +464,7 @@ class Daemon:
             return 1 if any(view.holding for view in views) else 3
         return int(any(severity_of(one.kind) is not Severity.INFO for view in views for one in view.holding))
 
-    # Its parts
+    # Jobs
 
     def _watcher(self, target: EngineConfig) -> EngineWatcher:
         canary = None if target.canary_s is None else CanaryPlan(target.canary_s, api_key=target.api_key)
@@ -483,7 +483,7 @@ class Daemon:
         )
         try:
             await server.open(api.host, api.port)
-            if own:  # only now: a port in use has another guard's token there
+            if own:  # only now: while the port is in use, that file has another guard's token
                 write_token(server.port, own)
             self._server, self._own_token = server, own
             if self._options.looks is None and sys.stderr.isatty():
@@ -501,7 +501,7 @@ class Daemon:
             warn(f"{reason}; guard runs without an API")
 
     def _identify(self) -> Identify | None:
-        """Who a token of the cluster is, where that is asked for; BadInput where guard has no cluster."""
+        """Returns the function that identifies users by cluster tokens; None if not configured, BadInput outside a cluster."""
         if not self._config.api.kubernetes:
             return None
         pods = self._lists.pods
@@ -547,7 +547,7 @@ class Daemon:
                 await asyncio.sleep(PODS_S)
 
     def _watch(self) -> None:
-        """Watches the engines of the lists as they are now, and acts on those that may be acted on."""
+        """Watches the engines of the current lists, and lets the action runner take up those it may act on."""
         try:
             targets = self._lists.targets()
             self._fleet.watch(targets, self._lists.why_left)
@@ -602,7 +602,7 @@ class Daemon:
         self._is_begun = True
 
     async def _keep_status(self) -> None:
-        """Tells systemd that guard is alive as long as it looks: a loop that runs and sees nothing is not."""
+        """Tells systemd that guard is alive as long as looks end: a loop that runs without looks is not."""
         every_s = self._systemd.watchdog_s
         while True:
             await asyncio.sleep(STATUS_EVERY_S if every_s is None else min(every_s, STATUS_EVERY_S))
@@ -614,7 +614,7 @@ class Daemon:
         while not self._out.is_gone:
             await asyncio.sleep(0.2)
 
-    # Telling
+    # Reports
 
     def _tell(self, event: Event) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.unix_s))
@@ -624,7 +624,7 @@ class Daemon:
             self._pod_events.put(event)
 
     async def _repeat(self) -> None:
-        """Sends active alerts again: a restarted receiver has forgotten them."""
+        """Sends active alerts again at intervals: a restarted receiver has forgotten them."""
         while True:
             await asyncio.sleep(self._config.notify.repeat_s)
             self._notify(self._fleet.firing())
@@ -639,7 +639,7 @@ class Daemon:
             if event.what in (EventKind.BEGINS, EventKind.UNREACHABLE, EventKind.NEEDS):
                 self._alerts[key] = starts
             elif event.what in (EventKind.OVER, EventKind.REACHED) and (self._alerts.pop(key, None) is None or event.became):
-                continue  # its beginning was never sent, or a graver alert took its place: that is no recovery
+                continue  # its begin was never sent, or a graver alert took its place, which is no recovery
             found = alert(event, starts_unix_s=starts, lasts_s=3 * self._config.notify.repeat_s)
             alerts += [] if found is None else [found]
         if alerts:
@@ -647,7 +647,7 @@ class Daemon:
 
 
 def _key(event: Event) -> tuple[str, str]:
-    """The identity of an alert; no condition's name has brackets."""
+    """Returns the identity of an alert; no condition's name has brackets."""
     if event.condition is not None:
         return event.engine, event.condition.kind
     return event.engine, f"({event.what})" if event.what is EventKind.NEEDS else ""
@@ -679,5 +679,5 @@ class GuardOptions(NamedTuple):
 
     @property
     def is_dry_run(self) -> bool:
-        """There is an [act] but no --act: decisions are announced and not carried out."""
+        """True with an [act] but no --act: decisions are announced and not carried out."""
         return self.config.act is not None and not self.is_acting

@@ -1,9 +1,9 @@
-"""Shows of an engine's log only what is known to be no user's text: the fields of vLLM's own records, and known messages.
+"""Shows only those parts of an engine's log that are certainly no user's text: fields of vLLM's own records, known messages.
 
-A record's process, level, time and place in the source are always shown; its message where that file logs nothing that a user
-wrote; an exception's kind always, its message where it is known. Frames of packages and of Python are shown, and lines of the
-system, the driver and the collectives that are known. Everything else is hidden: a line says how much of it. What is known
-stands in safe_log.yaml.
+A record's process, level, time and place in the source are always shown; its message if that source file logs no user's text;
+an exception's kind always, its message if it is known. Frames of packages and of Python are shown, and known lines of the
+system, the driver and the collectives. Everything else is hidden, and a line says how much. safe_log.yaml lists the known
+files and messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SAFE_FILES = frozenset(_KNOWN["files"].split())
 
 
 def _any_of(patterns: str | Iterable[str]) -> str:
-    """One pattern for all of these; a text is a list of words."""
+    """Returns one pattern for all of these; a text is a list of words."""
     return f"(?:{'|'.join(patterns.split() if isinstance(patterns, str) else patterns)})"
 
 
@@ -65,7 +65,7 @@ _ACCESS = re.compile(r'(INFO: {5}\S{1,80} - "[A-Z]{3,8} /[^\s?"]{0,200})(\?[^\s"
 _QUOTED = re.compile(r"'(?:[^'\\\n]|\\.){0,4000}'|\"(?:[^\"\\\n]|\\.){0,4000}\"|`[^`\n]{0,4000}`")
 _SETTINGS = re.compile(r"(?:non-default )?args: |Initializing an? ")  # the operator's own words
 _MARK = NEW_LIFE.decode().strip()
-_INTRODUCES = ("api_server", "api_utils", "utils")  # which print vLLM's name and release when a process begins
+_INTRODUCES = ("api_server", "api_utils", "utils")  # they print vLLM's name and release when a process begins
 _INTRODUCTION = re.compile(r"[█▀▄] {1,4}version |vLLM (?:API )?server version ")
 MOST_BARS = 100
 _JSON_TIMES = ("time", "timestamp", "asctime", "ts")
@@ -73,9 +73,9 @@ _UP = re.compile(r"Application startup complete|Uvicorn running|Started server p
 
 
 def safe_lines(lines: Iterable[str], begun: str = "") -> Iterator[str]:
-    """The lines of a log, with whatever is not known to be safe hidden; `begun` stands for vLLM's dump of its last step."""
-    hidden, is_frame, ending = 0, False, ""  # `ending`: the head of a record whose exception may go on in the next lines
-    is_up = True  # it may have had requests; a process that has not finished its start has had none
+    """Yields a log's lines and hides those not known to be safe; `begun` replaces the text of vLLM's dump of its last step."""
+    hidden, is_frame, ending = 0, False, ""  # `ending`: the head of a record whose exception may continue in the next lines
+    is_up = True  # False while a process starts: it has had no requests
     for raw in lines:
         line = raw.rstrip("\r\n")
         wrap = _WRAPPING.match(line)
@@ -108,11 +108,11 @@ def safe_lines(lines: Iterable[str], begun: str = "") -> Iterator[str]:
 
 
 def _shown(text: str, file: str, begun: str, *, is_frame: bool, is_after: bool) -> tuple[str | None, bool]:
-    """What may be shown of one line, None for nothing; and whether the next lines may be the rest of an exception's message."""
+    """Returns the part of one line that may be shown, or None; and True if an exception's message may continue after it."""
     if _STRUCTURE.fullmatch(text.strip()) or _FRAME.fullmatch(text) or _CARET.fullmatch(text) or text == _MARK:
         return text, False
     if is_frame and text.startswith("    "):
-        return _plain(text), False  # the line of source that the frame names
+        return _plain(text), False  # the source line of the frame
     if (found := _EXCEPTION.fullmatch(text)) is not None:
         message = found["text"]
         is_known = message is None or bool(_MESSAGES.match(message) or _SHORT_MESSAGE.fullmatch(message))
@@ -141,7 +141,7 @@ def _shown(text: str, file: str, begun: str, *, is_frame: bool, is_after: bool) 
 
 
 def _plain(text: str) -> str:
-    """The text with quotations hidden that are more than a name."""
+    """Returns the text, with quotations hidden that are more than a name."""
     return _QUOTED.sub(_identifier, text)
 
 
@@ -152,7 +152,7 @@ def _identifier(quoted: re.Match[str]) -> str:
 
 
 def _from_json(line: str) -> str | None:
-    """A structured record as vLLM would print it, or docker's line; its other fields are an application's own."""
+    """Returns a structured record as vLLM would print it, or docker's line; drops fields of an application's own."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

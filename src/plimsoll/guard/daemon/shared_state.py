@@ -1,7 +1,7 @@
-"""What must outlive guard's node: pauses, budgets, approvals and open actions, kept small beside the Lease.
+"""State that must outlive guard's node: pauses, budgets, approvals and open actions, kept small beside the Lease.
 
-They are entries of the journal, in an annotation of the Lease. A guard that begins takes up all of them; one that runs takes up
-what others switched, restarted and ended. An annotation of its own, which kubectl can set, pauses every guard of the Lease.
+It consists of journal entries in an annotation of the Lease. A guard that starts takes over all of them; a running one takes
+over what others switched, restarted and ended. A separate annotation, which kubectl can set, pauses every guard of the Lease.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from plimsoll.guard.daemon.journal import Journal
 LOOK_EVERY_S, SAVE_EVERY_S = 5.0, 1.0
 MOST_LETTERS = 128 << 10  # the annotations of an object may have 256 KiB together
 MOST_ENTRIES = 2_000
-TEXT_MAX = 300  # letters of one text: sentences are for the journal itself
-ORPHAN_S = 7_200.0  # an action that only waited and was never closed is nobody's
+TEXT_MAX = 300  # letters of one text: whole sentences stay in the journal itself
+ORPHAN_S = 7_200.0  # an action that only waited and was never closed is abandoned after this
 _OF_OTHERS = frozenset({SWITCH, RESTART, CLOSED, APPROVAL})
 """What a guard that runs takes up of another; an open action of a guard that lives is its own."""
 _QUIET = frozenset({"probation", "hold", "unshed", "unlock"})
 
 
 def written(entries: Sequence[Entry], now: float) -> str:
-    """The entries that the next guard needs, as a text of bounded size; the oldest that only count are left out first."""
+    """Returns the entries that the next guard needs, as a text of bounded size; drops the oldest that only count first."""
     kept = needed(entries, now)
     begun = {entry.action: entry.at for entry in kept if entry.kind == OPENED}
     is_open = {
@@ -51,7 +51,7 @@ def _short(value: Any) -> Any:
 
 
 def read_state(text: str) -> list[Entry]:
-    """The entries in such a text; whatever is none is left out."""
+    """Returns the entries in such a text; leaves out anything else."""
     try:
         rows = json.loads(text[: 2 * MOST_LETTERS]) if text else []
     except (ValueError, RecursionError):
@@ -69,9 +69,9 @@ def read_state(text: str) -> list[Entry]:
 
 
 def missing(local: Sequence[Entry], remote: Sequence[Entry], *, with_open: bool) -> list[Entry]:
-    """The entries of another guard that this one lacks, in order. `with_open`: also of actions that are not over.
+    """Returns another guard's entries that this one lacks, in order. `with_open`: also of actions that are not over.
 
-    Its shedding ends by itself. A probation is gone through once more: should that guard live, both come to the same end.
+    Its shedding ends by itself. A probation is repeated: if that guard still lives, both come to the same end.
     """
     have = {(round(one.at, 3), one.kind, one.engine, one.action, one.step) for one in local}
     own = {one.action for one in local if one.kind == OPENED}
@@ -90,7 +90,7 @@ def missing(local: Sequence[Entry], remote: Sequence[Entry], *, with_open: bool)
 
 
 class SharedState:
-    """Keeps a journal and the annotation of a Lease alike."""
+    """Keeps a journal and the annotation of a Lease in step."""
 
     def __init__(self, journal: Journal, lock: LeaseLock, wall: Callable[[], float]) -> None:
         self._journal, self._lock, self._wall = journal, lock, wall
@@ -98,12 +98,12 @@ class SharedState:
         self.trouble = ""
 
     async def begin(self) -> None:
-        """Takes up what an earlier guard left, also the actions that it had not ended."""
+        """Takes over an earlier guard's entries, also those of open actions."""
         self.trouble = await self._lock.look()
         self.absorb(with_open=True)
 
     def absorb(self, *, with_open: bool = False) -> None:
-        """Writes what the Lease says, as it was last read, and the journal lacks into the journal."""
+        """Writes the Lease's entries, as last read, that the journal lacks into the journal."""
         remote = read_state(self._lock.state)
         if new := missing(self._journal.kept(), remote, with_open=with_open):
             for one in new:
@@ -112,7 +112,7 @@ class SharedState:
                 )  # fmt: skip
 
     async def save(self) -> str:
-        """Writes what the next guard needs beside the Lease; why that failed, or ""."""
+        """Writes the entries that the next guard needs to the Lease; returns why that failed, or ""."""
         text = written(self._journal.kept(), self._wall())
         if text != self._saved or self._lock.state != text:
             self.trouble = await self._lock.save(text)
@@ -120,7 +120,7 @@ class SharedState:
         return self.trouble
 
     async def run(self) -> None:
-        """For ever: reads the Lease, and writes what has changed."""
+        """Reads the Lease and writes changes to it, for ever."""
         looked_s = -LOOK_EVERY_S
         while True:
             if time.monotonic() - looked_s >= LOOK_EVERY_S:

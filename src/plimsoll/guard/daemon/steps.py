@@ -39,38 +39,38 @@ from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 
-RENEW_S = 10.0  # how often a lock is renewed that does not say how long it lasts
+RENEW_S = 10.0  # interval of renewal for a lock that does not say how long it lasts
 OLD_TROUBLE_S = 120.0  # after this, a condition that is still true is the new process's own
 STILL_SERVES_S = 10.0
 LOOK_AGAIN_S = 2.0  # between two looks in probation
-UNREADY_S = 10.0  # an engine in probation that is not ready for so long has failed
+UNREADY_S = 10.0  # an engine that is not ready for this long in probation has failed
 HUNG_STOP_S = 10.0  # from SIGTERM until SIGKILL, of an engine that is proven to serve nobody
 HUNG_KINDS = frozenset({"wedged", "hung"})
 LEASE_MARGIN_S = 60.0  # the drain's lease outlives the longest stop by this
-LONGEST_LEASE_S = 3_600.0  # the gate grants no more
+LONGEST_LEASE_S = 3_600.0  # the longest that the gate grants
 LEARNED = "learned_"
 REPLACEMENT = "replacement"  # the engine that its owner started in its place, as a fact of a run
-UNREPLACED = "no_replacement"  # its owner wants no other in its place
+UNREPLACED = "no_replacement"  # its owner wants no replacement
 _OF_REPLACEMENT = frozenset({Step.READY, Step.CHECK, Step.WARM, Step.UNDRAIN, Step.PROBATION})
 _BEFORE_HARM = frozenset({Step.EVIDENCE, Step.LEAVE, Step.DRAIN, Step.IDLE, Step.SHED, Step.COMPACT})
 """Steps that need the lock and stop at a pause. A stop checks both itself; after a stop the action only goes forward."""
 
 
 class EvidenceSaver(Protocol):
-    """Saves what is known of an engine before it is stopped."""
+    """Saves evidence of an engine before it is stopped."""
 
-    async def take(self, engine: str, action: str) -> Outcome: ...  # writes a folder with what could be read
+    async def take(self, engine: str, action: str) -> Outcome: ...  # writes a folder with everything readable
 
 
 class Memory(Protocol):
     """Knows whether the device memory of the old process is free again."""
 
     async def note(self) -> None: ...  # records, before the stop, what the engine holds
-    async def wait_back(self, deadline_s: float) -> Outcome: ...  # waits, after the stop, until that is free
+    async def wait_back(self, deadline_s: float) -> Outcome: ...  # waits, after the stop, until it is free
 
 
 class EngineAdapters(NamedTuple):
-    """Everything guard can use to act on one engine; None is what is not configured."""
+    """The adapters by which guard acts on one engine; None where not configured."""
 
     name: str
     gate: GateClient | None = None
@@ -86,7 +86,7 @@ class EngineAdapters(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _LockPart:
-    """One part of a guard: which of its actions hold the fleet's lock, and under which number."""
+    """One part of a guard: its actions that hold the fleet's lock, and the lock's epoch."""
 
     holders: set[int] = field(default_factory=set)
     epoch: str | float | bool = 0
@@ -94,7 +94,7 @@ class _LockPart:
 
 
 class SharedLock:
-    """The fleet's lock within one guard: one part has it at a time, from the first to the last of its actions that need it.
+    """The fleet's lock within one guard: one part has it at a time, as long as any of its actions needs it.
 
     The lock itself knows guards, not their parts: once held, it would be granted to all of them.
     """
@@ -104,11 +104,11 @@ class SharedLock:
         self._turn, self._part = [] if turn is None else turn, part or _LockPart()
 
     def other(self) -> SharedLock:
-        """The same lock for another part."""
+        """Returns the same lock for another part."""
         return SharedLock(self._lock, self._turn)
 
     def handle(self) -> SharedLock:
-        """The same lock for one more action of this part."""
+        """Returns the same lock for one more action of this part."""
         return SharedLock(self._lock, self._turn, self._part)
 
     async def acquire(self, owner: str) -> Outcome:
@@ -144,11 +144,11 @@ class SharedLock:
             if not self._turn or self._turn[0] is not self._part:
                 return done("the lock was not ours")
             outcome = await self._lock.release()
-            self._turn.clear()  # also if unsure: then it ends by itself, and the next acquire finds out
+            self._turn.clear()  # also if unsure: the lock then expires, and the next acquire finds out
             return outcome
 
     def drop(self) -> None:
-        """Forgets that this action needs it, without giving it back: it ends with guard, or by itself."""
+        """Forgets that this action needs it, without a release: it ends with guard, or expires."""
         self._part.holders.discard(id(self))
 
 
@@ -161,7 +161,7 @@ class LockKeeper:
         self.is_lost = False
 
     async def acquire(self, run: ActionRun) -> Outcome:
-        """Takes the lock for this action; a lock without a number is as good as none."""
+        """Takes the lock for this action; unsure for a lock without an epoch."""
         outcome = await self._lock.acquire(f"{run.action} on {run.engine}")
         if outcome.is_done and not isinstance(outcome.facts.get("epoch"), int):
             return unsure("lock taken, but its number is unknown")
@@ -182,7 +182,7 @@ class LockKeeper:
         return not self.is_lost and bool((await self._lock.renew()).is_done)
 
     async def keep(self) -> None:
-        """Renews the lock for ever, well before it ends; a lost one is known before the next step."""
+        """Renews the lock for ever, well before it expires; a loss is noticed before the next step."""
         while True:
             await asyncio.sleep(max(0.05, min(RENEW_S, (self._until_s - now_s()) / 3)))
             if self._is_held:
@@ -201,10 +201,10 @@ class LockKeeper:
 
 
 class ActionSteps:
-    """Carries out the steps of one action on one engine: each is the method that has its name.
+    """Carries out the steps of one action on one engine: each step is the method of its name.
 
-    `is_off` says why an operator switched the action off, and "" while none did; `adapters_of` gives those of another engine,
-    which may have taken this one's place.
+    `is_off` returns why an operator switched the action off, "" while none did; `adapters_of` returns those of another
+    engine, which may have taken this one's place.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class ActionSteps:
         self._has_sent_stop = False
 
     async def do(self, step: Step, run: ActionRun) -> Outcome:
-        """Runs one step. An internal error counts as an unknown outcome: the table says what follows."""
+        """Runs one step. An internal error counts as an unknown outcome: the step table decides what follows."""
         try:
             return await self._do(step, run)
         except PlimsollError:
@@ -250,11 +250,11 @@ class ActionSteps:
         return await method(run)
 
     async def _ready_replacement(self, run: ActionRun) -> Outcome:
-        """Waits for the engine that took its place; while that is not found it is not ready."""
+        """Waits until the engine that took its place is discovered and ready."""
         name = str(run.facts[REPLACEMENT])
         restarter, end_s = self.adapters.restarter, now_s() + self._policy.start_within_s
         while restarter is not None:
-            # The one that was started may itself be replaced before it is ready: then the next one counts.
+            # The replacement may itself be replaced before it is ready: then the next one counts.
             newest = await restarter.start()
             name = str(newest.facts.get(REPLACEMENT, name))
             if newest.facts.get(UNREPLACED):
@@ -312,7 +312,7 @@ class ActionSteps:
         return outcome if before is None else outcome._replace(facts={**outcome.facts, "free_before": before})
 
     async def _verify(self, run: ActionRun) -> Outcome:
-        """More is free than before, at a look that is later than the probe's next figures."""
+        """Checks that more memory is free than before, at a look after the probe's next figures."""
         before, after = run.facts.get("free_before"), None
         for _ in range(5):
             await asyncio.sleep(self._pause_s)
@@ -331,7 +331,7 @@ class ActionSteps:
         return await self.adapters.evidence.take(run.engine, run.action)
 
     async def _leave(self, _: ActionRun) -> Outcome:
-        """The balancer's own checks see a dead engine, too: failing to tell it is no reason to leave the engine dead."""
+        """Takes it out at the balancer. A failure does not end the action: the balancer's own checks see a dead engine."""
         learned = await self._learn()
         if learned.is_done is False:
             return learned
@@ -346,7 +346,7 @@ class ActionSteps:
         return done(f"{outcome.message}; it serves no requests anyway", is_out=False, **learned.facts)
 
     async def _learn(self) -> Outcome:
-        """What the restarter would stop: the journal has it before anything is done."""
+        """Returns what the restarter would stop, as facts for the journal before anything is done."""
         restarter: object = self.adapters.restarter
         outcome = await restarter.learn() if isinstance(restarter, RemembersStop) else done("nothing to learn")
         return outcome._replace(facts={LEARNED + name: value for name, value in outcome.facts.items()})
@@ -358,7 +358,7 @@ class ActionSteps:
         learned = await self._learn()
         if not learned.is_done:
             return learned
-        # The balancer first: its checks may see a gate that is not ready, and then it no longer knows which server is the last.
+        # The balancer first: once its checks see a gate that is not ready, it no longer knows which server is the last one up.
         if balancer is not None:
             outcome = await balancer.take_out()
             if not outcome.is_done:
@@ -372,7 +372,7 @@ class ActionSteps:
         return done("out of rotation" if gate is None else "draining, out of rotation", **learned.facts)
 
     async def _idle(self, run: ActionRun) -> Outcome:
-        """Waits for idleness and renews the lease; once the balancer has let go, the gate refuses what still comes."""
+        """Waits until it is idle and renews the lease; once the balancer sends no more, the gate refuses new requests."""
         gate, balancer, policy, samples = self.adapters.gate, self.adapters.balancer, self._policy, list[IdleSample]()
         end_s, renew_s = now_s() + policy.drain_within_s, 0.0
         says = "no look yet"
@@ -392,7 +392,7 @@ class ActionSteps:
                     outcome = await balancer.take_out()
                     is_out = await balancer.is_out() if outcome.is_done else None
                 if gate is not None and outcome.is_done:
-                    # Where the balancer cannot say that it has let go, the gate decides when to refuse: it sees what comes.
+                    # If the balancer cannot tell that it sends no more, the gate decides when to refuse: it sees the requests.
                     outcome = await gate.drain(run.epoch, policy.lease_s, refuse=is_out is True)
                 if outcome.is_done is False:
                     return outcome
@@ -418,7 +418,7 @@ class ActionSteps:
         return outcome.facts if outcome.is_done else None
 
     async def _has_let_go(self) -> bool:
-        """No new work can come: the gate refuses, or without a gate the balancer has no connection left."""
+        """True if no new work can come: the gate refuses, or without a gate the balancer has no connection left."""
         if self.adapters.gate is not None:
             return ((await self._gate_facts()) or {}).get("phase") == "refusing"
         return self.adapters.balancer is not None and await self.adapters.balancer.connections() == 0
@@ -426,14 +426,14 @@ class ActionSteps:
     # Down
 
     async def _stop(self, run: ActionRun) -> Outcome:
-        """Stops only what is certainly idle or broken; `untouched` if nothing was done, so that it can be put back."""
+        """Stops it only if it is certainly idle or broken; `untouched` if nothing was done, so that it can be put back."""
         restarter = self.adapters.restarter
         if restarter is None:
             return failed("no way to stop it is configured", untouched=True)
         why = await self._why_not_ours()
         if why and self._is_first(run):
             return failed(why, untouched=True)
-        if self.adapters.memory is not None:  # before the last look: a driver may take its time
+        if self.adapters.memory is not None:  # before the last look: a driver may be slow
             await self.adapters.memory.note()
         if await self._is_down():
             if who := await self._stopped_by_hand(run):
@@ -442,7 +442,7 @@ class ActionSteps:
                 return done("already down", was_running=False)
         else:
             if run.is_taken_over and Step.DRAIN in run.steps:
-                # One that served, runs and does not answer was started anew, or is ending: either shows soon.
+                # An engine that served, runs and does not answer was restarted, or is ending: either shows soon.
                 look = await self._observer.look(run.engine)
                 if look is None or look.reach is not Reach.ANSWERS:
                     await self._ready(run)
@@ -451,29 +451,29 @@ class ActionSteps:
             if why := why or await self._why_not_stop(run):
                 if await self._began_anew(run):  # a while has passed
                     return done("a new process is already running: nothing to stop", was_running=False)
-                # What was broken before goes back to where it was, even if it is ending by now: then it is found dead.
+                # An engine that was broken before is put back, even if it is ending by now: then it is found dead.
                 is_sure = (Step.DRAIN not in run.steps or not run.is_taken_over) and not self._has_sent_stop
                 return failed(why, untouched=is_sure or await self._serves(run))
         self._has_sent_stop = True
-        # A hung engine has nothing to finish: vLLM's API server waits for its core as long as it is allowed to.
+        # A hung engine has nothing to finish: vLLM's API server waits for its core as long as it may.
         within_s = self._policy.stop_within_s
         if run.kind in HUNG_KINDS and not run.is_taken_over and not restarter.replaces:
             within_s = min(HUNG_STOP_S, within_s)
         outcome = await restarter.stop(within_s)
         is_refused = outcome.is_done is False and outcome.facts.get("budget") is True
         if outcome.is_done is False and not is_refused:
-            # An ending engine still answers for a while: only one that is watched for longer than that goes on serving.
+            # An ending engine still answers for a while: it serves on only if it answers for longer than that.
             end_s = now_s() + STILL_SERVES_S
             while (is_refused := await self._serves(run)) and now_s() < end_s:
                 await asyncio.sleep(self._pause_s)
         return outcome._replace(facts={**outcome.facts, "untouched": True}) if is_refused else outcome
 
     def _is_first(self, run: ActionRun) -> bool:
-        """Nothing was stopped yet, neither by this guard nor by one before it."""
+        """True if nothing was stopped yet, neither by this guard nor by an earlier one."""
         return not run.is_taken_over and not self._has_sent_stop
 
     async def _why_not_ours(self) -> str:
-        """Why guard may no longer act, whether the engine is down or not."""
+        """Returns why guard may no longer act, whether the engine is down or not; "" if it may."""
         if why := self._is_off():
             return why
         # Nothing else protects a process from two guards at once: a gate refuses the older one, a signal does not.
@@ -481,17 +481,17 @@ class ActionSteps:
             return "the lock is no longer certainly ours"
         balancer = self.adapters.balancer
         outcome = None if balancer is None else await balancer.take_out()
-        return outcome.message if outcome is not None and outcome.facts.get("maint") else ""  # an operator has taken it since
+        return outcome.message if outcome is not None and outcome.facts.get("maint") else ""  # an operator's maintenance since
 
     async def _stopped_by_hand(self, run: ActionRun) -> str:
-        """Who stopped it, if not guard: guard does not start what an operator stopped."""
+        """Returns that an operator stopped it, else "": guard does not start such an engine."""
         restarter: object = self.adapters.restarter
         if not self._is_first(run) or not isinstance(restarter, KnowsExit):
             return ""
         outcome = await restarter.last_exit()
         if not outcome.is_done or not outcome.facts.get("by_hand"):
             return ""
-        # What is only inferred, from an exit code of 0, is no operator's stop where the log tells of a crash.
+        # A stop that is only inferred, from an exit code of 0, is no operator's where the log shows a crash.
         look = await self._observer.look(run.engine) if outcome.facts.get("inferred") else None
         return "" if look is not None and look.ended else f"{outcome.message}: guard leaves it stopped"
 
@@ -512,7 +512,7 @@ class ActionSteps:
         if Step.DRAIN not in run.steps:
             return await self._why_serves(run)
         if run.is_taken_over and not run.tries:
-            # The lease may have ended meanwhile, and work may have come.
+            # The lease may have expired meanwhile, and new work come.
             outcome = await self._idle(run)
             if not outcome.is_done:
                 return outcome.message
@@ -521,15 +521,15 @@ class ActionSteps:
         return await self._stopped_by_hand(run) if await self._is_down() else await self._why_not_idle(run)
 
     async def _why_serves(self, run: ActionRun) -> str:
-        """Why a broken engine is left alone; "" where it is down, or broken by a witness's word and at this very look.
+        """Returns why a broken engine is left alone; "" if it is down, or a witness and this very look prove it broken.
 
-        If an earlier guard stopped it a moment ago, it is given the time to end.
+        If an earlier guard stopped it a moment ago, it gets the time to end.
         """
         end_s = now_s() + (self._policy.stop_within_s if run.is_taken_over else 0.0)
         while True:
-            if await self._is_down():  # it may have gone down since it was first asked
+            if await self._is_down():  # it may have ended since the first check
                 return await self._stopped_by_hand(run)
-            # The present is judged, not the time that a condition takes to clear; and last, since a supervisor may be slow.
+            # The present counts, not the time that a condition takes to clear; looked at last, since a supervisor may be slow.
             look = await self._observer.look(run.engine)
             conditions = self._observer.conditions(run.engine)
             active = {kind for kind in BROKEN_KINDS & conditions.keys() if is_active(conditions[kind])}
@@ -539,13 +539,13 @@ class ActionSteps:
             if look is not None and active and not unproved:
                 return ""
             if self._has_sent_stop and not is_ready(look):
-                return ""  # our own signal made it unaskable: the process table says that it runs, and nobody else does
+                return ""  # guard's own signal ended its answers: only the process table still shows it running
             if now_s() >= end_s or await self._serves(run):
                 return f"it may serve requests: {unproved}" if active and unproved else "it may serve requests again"
             await asyncio.sleep(self._pause_s)
 
     async def _why_not_idle(self, run: ActionRun) -> str:
-        """The lease must outlive the stop. Without a gate there is no lease, and the balancer keeps work away."""
+        """Returns why it is not idle, or its lease does not outlive the stop. Without a gate the balancer keeps work away."""
         gate = self.adapters.gate
         if gate is None:
             return ""
@@ -566,7 +566,7 @@ class ActionSteps:
         return is_running and is_ready(await self._observer.look(run.engine))
 
     async def _is_down(self) -> bool:
-        """Not by the restarter's word alone: that may be of another process than the one that serves, guard or others."""
+        """True if restarter and look agree that it is down: the restarter alone may speak of another process."""
         if self.adapters.restarter is None or await self.adapters.restarter.is_running() is not False:
             return False
         look = await self._observer.look(self.adapters.name)
@@ -592,13 +592,13 @@ class ActionSteps:
             if not restarter.replaces and await restarter.is_running() is True:
                 return done("already started")
             outcome = await restarter.start()
-            # A replacement that a controller creates may not exist yet.
+            # The controller may not have created the replacement yet.
             if not outcome.facts.get("waiting") or now_s() >= end_s:
                 return outcome
             await asyncio.sleep(self._pause_s)
 
     async def _ready(self, run: ActionRun) -> Outcome:
-        """Waits for as long as there is progress: a large model takes long, and a hung one would take for ever."""
+        """Waits as long as there is progress: a large model takes long, and a hung one would take for ever."""
         restarter, progress, policy = self.adapters.restarter, self.adapters.progress, self._policy
         began_s = moved_s = now_s()
         before: object = None
@@ -606,7 +606,7 @@ class ActionSteps:
         while True:
             if is_ready(await self._observer.look(run.engine)):
                 return done(f"it answers, {now_s() - began_s:.0f} s after its start", seconds=round(now_s() - began_s, 1))
-            # Where an engine is replaced, the old one has ended. Twice: a start that is slow to show is no end.
+            # A replaced engine has ended anyway. Two checks: a start that is slow to show is no end.
             if restarter is not None and not restarter.replaces:
                 ended = ended + 1 if await restarter.is_running() is False else 0
                 if ended >= 2:
@@ -629,7 +629,7 @@ class ActionSteps:
             return done("no warm-up request is configured")
         outcome = await self.adapters.ask_once()
         if outcome.is_done is None:
-            # A request that could not be sent is no failure. But it may have ended the engine: then it stays out.
+            # A request that could not be sent is no failure. But it may have ended the engine, which then stays out.
             await asyncio.sleep(self._pause_s)
             if not is_ready(await self._observer.look(run.engine)):
                 return failed(f"{outcome.message}; the engine no longer answers")
@@ -644,9 +644,9 @@ class ActionSteps:
                 state = await gate.state()
                 if state.facts.get("phase") != "serving":
                     return done(f"another guard drains it now: {outcome.message}") if state.is_done else state
-                # The later drain has ended. A take-out of ours that came late would keep it out for ever.
+                # The later drain has ended. A late take-out of ours would keep it out for ever.
                 outcome = done("its gate admits work")
-            # An engine that is down has no drain: a new process begins without one. And one never drained needs no end.
+            # An engine that is down has no drain, since a new process begins without one, nor has one never drained.
             if not outcome.is_done and Step.DRAIN in run.steps and not await self._is_down():
                 if not run.is_undoing or run.tries + 1 < TRIES[Step.UNDRAIN]:
                     return outcome
@@ -663,7 +663,7 @@ class ActionSteps:
         return done(", ".join(says) or "nothing had been taken out of rotation")
 
     async def _probation(self, run: ActionRun) -> Outcome:
-        """Watches it: it must answer, be ready, make steps, and have no condition of its restart, nor a graver one."""
+        """Watches it: it must answer, be ready, make steps, and have neither the condition of its restart nor a graver one."""
         began_s, probation_s = now_s(), self._policy.probation_s
         old = set(troubles(run.kind, self._observer.conditions(run.engine)))  # the stopped process's, until they clear
         ready_s, next_s = began_s, began_s + LOOK_AGAIN_S
@@ -689,7 +689,7 @@ class ActionSteps:
 
 
 def free_of(look: Look | None) -> float | None:
-    """The least device memory that is free on any of the engine's devices, in bytes."""
+    """Returns the least free memory on any of the engine's devices, in bytes; None if unknown."""
     if look is None or look.reach is not Reach.ANSWERS or not look.workers:
         return None
     free = [worker.device_free for worker in look.workers]
@@ -697,5 +697,5 @@ def free_of(look: Look | None) -> float | None:
 
 
 def now_s() -> float:
-    """Seconds on the event loop's clock."""
+    """Returns seconds on the event loop's clock."""
     return asyncio.get_running_loop().time()

@@ -1,6 +1,6 @@
-"""From a condition that holds to what a person reads: the code, the cause in one line, what helps and what does not.
+"""Turns a true condition into a finding: the code, the cause in one line, the remedies and what is no remedy.
 
-The words are in `conditions.yaml`; here stand the remedies that depend on the engine's own figures.
+The texts are in `conditions.yaml`; this module has the remedies that depend on the engine's own figures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plimsoll.guard.judge.look import Look
 from plimsoll.guard.judge.tracker import Assessment, no, unknown, yes
 from plimsoll.unknown import Condition
 
-PLAN = "plan"  # the kind of the question whether the start was as planned; asked only where a plan is known
+PLAN = "plan"  # the condition that a start differs from its plan; judged only where there is a plan
 _ORDER = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
 
 
@@ -48,7 +48,7 @@ _BY_FIGURES: dict[str, Callable[[Look | None], tuple[Remedy, ...]]] = {
     "wedged": _wedged, "hung": _wedged, "stalled": _wedged, "slow": _queue, "saturated": _queue, "storm": _cache,
     "backlog": _cache, "contained": _survived, "limping": _survived,
 }  # fmt: skip
-# The row of doctor's findings that says what is no remedy for each.
+# The row of doctor's findings that lists what is no remedy for each.
 _DOCTORS_ROW = {"storm": "preemption-storm", "backlog": "kv-saturated", "contained": "contained", "limping": "contained"}
 
 
@@ -58,7 +58,7 @@ def _kinds() -> dict[str, dict[str, Any]]:
 
 
 def finding(condition: Condition, look: Look | None = None) -> Finding | None:
-    """What a condition that holds means; None if it does not hold, and for a rule of the user's own."""
+    """Returns the finding of a true condition; None if it is not true, and for a rule of the user's own."""
     row = _kinds().get(condition.kind)
     if row is None or not condition.is_true:
         return None
@@ -72,7 +72,7 @@ def finding(condition: Condition, look: Look | None = None) -> Finding | None:
 
 
 def findings(conditions: Iterable[Condition], look: Look | None = None) -> tuple[Finding, ...]:
-    """Each code once, by its most severe condition; the worst first."""
+    """Returns each code once, by its most severe condition; the worst first."""
     found = [one for one in (finding(condition, look) for condition in conditions) if one is not None]
     found.sort(key=lambda one: (_ORDER.index(one.severity), -one.confidence))
     worst: dict[Code, Finding] = {}
@@ -82,19 +82,19 @@ def findings(conditions: Iterable[Condition], look: Look | None = None) -> tuple
 
 
 def code_of(kind: str) -> Code | None:
-    """The code under which a condition is told; None for a rule of the user's own."""
+    """Returns the finding code of a condition; None for a rule of the user's own."""
     row = _kinds().get(kind)
     return None if row is None else row["code"]
 
 
 def severity_of(kind: str) -> Severity:
-    """How soon a person should look; a rule of the user's own only informs."""
+    """Returns the severity of a condition; INFO for a rule of the user's own."""
     row = _kinds().get(kind)
     return Severity.INFO if row is None else row["severity"]
 
 
 class PlannedTokens(NamedTuple):
-    """What the plan of an engine says of its KV cache, in tokens, with the plan's own band."""
+    """The KV cache of an engine's plan, in tokens, with the plan's own band."""
 
     tokens: float
     low: float
@@ -102,7 +102,7 @@ class PlannedTokens(NamedTuple):
 
 
 def as_planned(planned: PlannedTokens, look: Look | None) -> Assessment:
-    """Whether the KV cache that the engine says it has lies in the band of its plan."""
+    """Judges whether the KV cache that the engine reports lies outside the band of its plan."""
     tokens = cache_tokens(look.config) if look is not None else None
     if tokens is None:
         return unknown("NotOnThePage", "the engine does not report its KV cache size")

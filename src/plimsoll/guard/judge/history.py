@@ -1,7 +1,7 @@
-"""What was seen of one engine lately: bounded, compact, and honest about what was not seen.
+"""The recent looks at one engine: bounded, compact, and with gaps kept as gaps.
 
-Fine: every look of the last half hour, one array of numbers for each figure, NaN for what could not be had. Coarse: the
-smallest value of each two minutes for a day, for memory that creeps. A restart begins both anew, and is remembered.
+Fine: every look of the last half hour, one array of numbers for each figure, NaN where it was missing. Coarse: the smallest
+value of each two minutes for a day, for memory that creeps. A restart clears both, and is itself recorded.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from plimsoll.guard.judge.look import (
 from plimsoll.guard.judge.witness import is_direct
 from plimsoll.unknown import Reading, Unknown
 
-LONGEST_GAP_S = 300.0  # a longer one is a failure, and failures teach nothing
+LONGEST_GAP_S = 300.0  # a longer gap is a failure, and not learnt as normal
 _NEAR = 1e-6
 
 
 @dataclass(slots=True)
 class CoreSteps:
-    """The steps of one engine core. With data parallelism every rank has its own: a sum would hide one that stands still."""
+    """The steps of one engine core. With data parallelism every rank has its own: a sum would hide a stuck one."""
 
     failure_s: float = LONGEST_GAP_S  # a gap of this length is a failure, which is not learnt as normal
-    step_at_s: float | None = None  # when a step was last seen to have been made
+    step_at_s: float | None = None  # time of the last known step
     longest_gap_s: float = 0.0  # between two steps while there was work
-    idle_at_s: float = -math.inf  # when it was last seen with nothing to do, or at rest
-    work: float | None = None  # at the last look; None if nobody tells
+    idle_at_s: float = -math.inf  # when it last had nothing to do, or was at rest
+    work: float | None = None  # requests at the last look; None if unknown
     work_since_s: float = math.inf  # since when every look has shown work
     _worked_at_s: float = -math.inf
     _total: float | None = None
@@ -51,11 +51,11 @@ class CoreSteps:
 
     @property
     def has_ever_stepped(self) -> bool:
-        """Whether it has made a step in its life; the first request of one may compile for minutes."""
+        """True if it has made a step in its life; before that, its first request may compile for minutes."""
         return self.step_at_s is not None or (self._total or 0.0) > 0
 
     def note(self, at_s: float, steps: float | None, work: float | None, age_s: float | None, hole_s: float) -> None:
-        """One look: steps ever made, requests there, and how long ago the gate saw one. None is what nobody tells."""
+        """Takes one look: steps ever made, requests there, and the age of the gate's last step; None where unknown."""
         self.work = work
         if work == 0:
             self.idle_at_s = at_s
@@ -66,7 +66,7 @@ class CoreSteps:
                 self.work_since_s = at_s
             self._worked_at_s = at_s
         if steps is not None and self._total is not None and steps < self._total:
-            steps = None  # a total that falls is a lie
+            steps = None  # a total that falls is wrong
         if steps is None and age_s is None:
             return
         if at_s - self._known_at_s > hole_s:
@@ -81,18 +81,18 @@ class CoreSteps:
         if stepped_at is None:
             return
         if self.step_at_s is not None and stepped_at > self.step_at_s + 1e-3 and had_work:
-            # While it had nothing to do, no step was due.
+            # No step was due while it had nothing to do.
             gap_s = stepped_at - max(self.step_at_s, self.idle_at_s)
             if gap_s < min(self.failure_s, LONGEST_GAP_S):
                 self.longest_gap_s = max(self.longest_gap_s, gap_s)
         self.step_at_s = stepped_at if self.step_at_s is None else max(self.step_at_s, stepped_at)
 
     def rest(self, at_s: float) -> None:
-        """It is paused or asleep: no step is due, and how long that lasts is no gap between two."""
+        """Records that it is paused or asleep: no step is due, and the time does not count as a gap between steps."""
         self.idle_at_s, self.work_since_s = at_s, math.inf
 
     def has_stepped(self, now_s: float, seconds: float) -> bool | Unknown:
-        """Whether a step was made in the last so many seconds, if that is known for all of them."""
+        """True if a step was made in the last `seconds`; Unknown where its steps are not known for all that time."""
         if self.step_at_s is not None and now_s - self.step_at_s < seconds - _NEAR:
             return True
         if self._known_at_s < now_s - _NEAR:
@@ -103,13 +103,13 @@ class CoreSteps:
 
     @property
     def came_after_last_step(self) -> bool:
-        """Whether what is there came after the last step: the core stopped while it had nothing to do."""
+        """True if its present requests came after the last step: the core stopped while it had nothing to do."""
         step_at_s = -math.inf if self.step_at_s is None else self.step_at_s
         return self.idle_at_s > -math.inf and step_at_s <= self.idle_at_s
 
 
 class FigureSeries(NamedTuple):
-    """A figure over some time: only what is known of it."""
+    """The known values of a figure over some time."""
 
     times: Sequence[float]
     values: Sequence[float]
@@ -120,7 +120,7 @@ class FigureSeries(NamedTuple):
 
     @property
     def rise(self) -> float:
-        """By how much it surely rose: from the first to the last that is known."""
+        """The increase from the first to the last known value; 0 without values."""
         return self.values[-1] - self.values[0] if self.values else 0.0
 
 
@@ -132,7 +132,7 @@ class FigureTable:
         self._most = size + max(8, size // 4)
         self.times = array("d")
         self._columns = {name: array("d") for name in names}
-        self._stretches: dict[str, tuple[float, float]] = {}  # from when to when it was last known without a hole
+        self._stretches: dict[str, tuple[float, float]] = {}  # begin and end of the last stretch without a hole
 
     def add(self, at_s: float, values: Mapping[str, float]) -> None:
         self.times.append(at_s)
@@ -149,7 +149,7 @@ class FigureTable:
                 del column[:extra]
 
     def put_before(self, rows: Sequence[tuple[float, Mapping[str, float]]]) -> None:
-        """Rows that are older than all that are there, in their order; as many of the newest as there is room for."""
+        """Puts rows that are older than all others before them, in their order; as many of the newest as there is room for."""
         rows = rows[max(0, len(rows) + len(self.times) - self._size) :]
         self.times[:0] = array("d", [at_s for at_s, _ in rows])
         for name, column in self._columns.items():
@@ -157,7 +157,7 @@ class FigureTable:
         self._stretches.clear()
 
     def forget(self, names: Iterable[str]) -> None:
-        """What was known of these was not theirs."""
+        """Erases all values of these figures: they were not this engine's."""
         for name in names:
             self._columns[name][:] = array("d", [math.nan]) * len(self.times)
         self._stretches.clear()
@@ -172,14 +172,14 @@ class FigureTable:
         return self._known(name, max(0, len(self.times) - min(rows, self._size)))
 
     def from_before(self, name: str, from_s: float) -> FigureSeries | None:
-        """What is known of it, from the last that was known at this moment; None if nothing was."""
+        """Returns the figure's known values from the last one at or before `from_s`; None if there is none so early."""
         column, place = self._columns[name], bisect_right(self.times, from_s) - 1
         while place >= 0 and column[place] != column[place]:
             place -= 1
         return self._known(name, place) if place >= 0 else None
 
     def stretch(self, name: str) -> tuple[float, float]:
-        """From when to when it was last known without a hole longer than `hole_s`; an end before all time if never."""
+        """Returns begin and end of its last stretch without a hole longer than `hole_s`; the end is -inf if never known."""
         if name not in self._stretches:  # from now on it is kept up to date
             times = self._known(name, 0).times
             place = len(times) - 1
@@ -198,24 +198,24 @@ class FigureTable:
 
 KEPT = 32
 SHARED_S = 600.0
-SAME_S = 1.0  # two start times that are this near are one
+SAME_S = 1.0  # start times that differ by less are one
 
 
 class ProcessLives:
-    """Counts the processes that answered at one address. Times are guard's own clock: an engine's may be hours off."""
+    """Counts the processes that answered at one address. Times are by guard's own clock: an engine's may be hours off."""
 
     def __init__(self) -> None:
         self._shared_at_s = -math.inf
         self.total = 0
         """How often another process was seen to answer."""
         self._seen: deque[float] = deque(maxlen=KEPT)  # when each later life was first seen
-        self._counted: deque[float] = deque(maxlen=KEPT)  # when its cluster was seen to have counted one more
+        self._counted: deque[float] = deque(maxlen=KEPT)  # when its cluster's count was seen to rise
         self._started: float | None = None
         self._before: deque[float] = deque(maxlen=KEPT)
         self._containers: int | None = None
 
     def begins(self, look: Look, *, has_fallen: bool) -> bool:
-        """Take a look that was answered: whether another process answers than before. `has_fallen`: totals fell together."""
+        """Takes an answered look; True if another process answers than before. `has_fallen`: totals fell together."""
         started, before = look.started_unix_s, self._started
         self._started = before if started is None else started
         if started is None or before is None:
@@ -234,7 +234,7 @@ class ProcessLives:
         return is_another
 
     def count(self, look: Look) -> None:
-        """Take any look: its cluster also counts starts that were over before anybody could look."""
+        """Takes any look: its cluster also counts starts that ended before any look."""
         count, before = look.container_restarts, self._containers
         if count is None:
             return
@@ -243,9 +243,9 @@ class ProcessLives:
             self._counted += [look.at_s] * min(KEPT, max(0, count - before))
 
     def is_shared(self, now_s: float) -> bool:
-        """A start time came back that had been replaced: several servers answer at this address, in turn.
+        """True if a replaced start time came back lately: several servers answer at this address, in turn.
 
-        A rollout behind one address looks the same while it lasts; when one has answered alone for a while it is over.
+        A rollout behind one address looks the same while it lasts; it is over once one has answered alone for a while.
         """
         return now_s - self._shared_at_s < SHARED_S
 
@@ -258,22 +258,22 @@ FINE_S = 1_800.0
 COARSE_S = 120.0
 COARSE_POINTS = 720
 LONGEST_START_S = 3_600.0
-RANKS_MOST = 1_024  # of whom a history is kept
-RANK_GONE_S = 600.0  # one that has not been heard of for so long is not one of them any more
-SURELY_S = 1_500.0  # so far back every look is surely kept
+RANKS_MOST = 1_024  # workers whose history is kept
+RANK_GONE_S = 600.0  # a worker that has not reported for so long is gone
+SURELY_S = 1_500.0  # every look is surely kept for this long
 DEAD = 503
 CANARIES_KEPT = 16
-GAP_LOOKS = 3.5  # a hole of more looks than this: what happened in it is not known
-STALE_S = 30.0  # what a worker wrote so long ago is not what it holds now
+GAP_LOOKS = 3.5  # a hole of more looks than this is unknown time
+STALE_S = 30.0  # a worker's report that is older does not show what it holds now
 COARSE = ("held", "host_resident", "running")
 
 
 class History:
-    """Of one engine."""
+    """Recent history of one engine."""
 
     def __init__(self, every_s: float = 5.0, failure_s: float = LONGEST_GAP_S) -> None:
         self.every_s, self._failure_s = every_s, failure_s
-        self.last: Look | None = None  # whatever became of it
+        self.last: Look | None = None  # answered or not
         self.last_answer: Look | None = None
         self.first_answer_s: float | None = None
         self.refused_since_s: float | None = None
@@ -281,14 +281,14 @@ class History:
         self.unreachable_since_s: float | None = None
         self.longest_start_s = 0.0  # from the first refusal, or its process's own start, to the next answer
         self.failed_canaries = 0
-        self.canary_failures: deque[float] = deque(maxlen=CANARIES_KEPT)  # when each was asked that got no answer
+        self.canary_failures: deque[float] = deque(maxlen=CANARIES_KEPT)  # when each unanswered one was sent
         self.canary_answered_at_s = -math.inf
         self._canary_at_s = -math.inf
         self.failing_since_s: float | None = None  # when the first canary of the current run of failures was sent
         self.said_dead_since_s: float | None = None  # by its own /health
-        self.gone_since_s: float | None = None  # since when its supervisor says that it does not run
+        self.gone_since_s: float | None = None  # when its supervisor began to say that it does not run
         self._page_marks: tuple[float | None, ...] = ()
-        self._moved_at_s = -math.inf  # when a figure of the page was last seen to move that only a live server moves
+        self._moved_at_s = -math.inf  # when a figure of the page last moved that only a live server moves
         self.lives = ProcessLives()
         self.changed: str = ""  # what the last restart changed, in words
         self.changed_at_s = -math.inf
@@ -298,22 +298,22 @@ class History:
         self._begin_life()
 
     def _begin_life(self) -> None:
-        """Nothing is known yet of the process that answers from now on."""
+        """Clears everything that belongs to the earlier process: another one answers from now on."""
         self._fine = FigureTable(FINE, max(FINE_LOOKS, math.ceil(FINE_S / self.every_s) + 1), GAP_LOOKS * self.every_s)
         self._coarse = FigureTable(COARSE, COARSE_POINTS)
         self._lowest: dict[str, float] = {}
         self._totals: dict[str, float] = {}
         self._pulse = CoreSteps(self._failure_s)
         self._pulses: dict[str, CoreSteps] = {}
-        self.memo: dict[Any, tuple[int, Any]] = {}  # answers that hold until the next coarse point
-        self._ranks: dict[str, float] = {}  # workers, and when each was last heard of
+        self.memo: dict[Any, tuple[int, Any]] = {}  # results that are valid until the next coarse point
+        self._ranks: dict[str, float] = {}  # workers, and when each last reported
         # What others hold beside each worker in the last 25 minutes: only values that could still become the least.
         self._least_others: dict[str, deque[tuple[float, float]]] = {}
-        self.pause_unanswered_since_s: float | None = None  # since when nobody can say whether it is paused
-        self._told: dict[str, bool] = {}  # who has told in this life whether it rests, and whether they do at the last look
+        self.pause_unanswered_since_s: float | None = None  # since when it is unknown whether it is paused
+        self._told: dict[str, bool] = {}  # sources that reported on rest in this life, and whether each still does
 
     def add(self, look: Look) -> bool:
-        """One more look; one that is not later than the last is none, and False."""
+        """Adds a look; False, without effect, for one that is not later than the last."""
         if self.last is not None and look.at_s <= self.last.at_s:
             return False
         self.last = look
@@ -339,7 +339,7 @@ class History:
             if self.last_answer is not None and (changed := describe_changes(self.last_answer, look)):
                 self.changed, self.changed_at_s = changed, look.at_s
         else:
-            for name in fallen:  # a total that falls without a restart is a lie: not known
+            for name in fallen:  # a total that falls without a restart is wrong: unknown
                 del values[name]
         self._note_steps(look, values)
         self._note_answer(look)
@@ -357,7 +357,7 @@ class History:
         self.first_answer_s = look.at_s if self.first_answer_s is None else self.first_answer_s
         return True
 
-    # What is known
+    # Figures
 
     def now(self, name: str) -> Reading:
         last = self.last
@@ -367,13 +367,13 @@ class History:
         return value if value == value else Unknown(f"{_said(name)}: not on the page")
 
     def since(self, name: str, seconds: float) -> FigureSeries:
-        """What is known of a figure in the last so many seconds before the last look."""
+        """Returns the known values of a figure in the last `seconds` before the last look."""
         return self._fine.since(name, self._end() - seconds - _NEAR)
 
     def over(self, name: str, seconds: float) -> FigureSeries | Unknown:
-        """The same, if it is known for all that time, without a hole of more than a few looks.
+        """Returns the same if it is known for all that time, without a hole of more than a few looks; else Unknown.
 
-        It begins with what was known at the window's beginning, which may be a look before it: never with less than all.
+        It begins with the last value at or before the window's beginning, so it always covers the whole window.
         """
         newest, found = self.now(name), self._fine.from_before(name, self._end() - seconds + _NEAR)
         if isinstance(newest, Unknown):
@@ -397,13 +397,13 @@ class History:
         return Unknown(f"{_said(name)}: what it was {seconds:.0f} s ago is not kept") if found is None else found.rise
 
     def long(self, name: str, points: int = COARSE_POINTS) -> FigureSeries:
-        """The smallest value of each two minutes, for up to a day."""
+        """Returns the smallest value of each two minutes, for up to a day."""
         return self._coarse.last(name, points)
 
     def recall(self, points: Sequence[tuple[float, Mapping[str, float]]]) -> None:
-        """What somebody else saw of it before guard did, by guard's own clock: as coarse points, once.
+        """Adds earlier values from another source, in guard's own clock, as coarse points; only once.
 
-        Whoever gives them sees to it that they are this process's.
+        The caller makes sure that they are this process's.
         """
         if self._has_recalled:
             return
@@ -420,17 +420,17 @@ class History:
 
     @property
     def has_workers(self) -> bool:
-        """Whether a worker has told of its memory in this life."""
+        """True if a worker has reported its memory in this life."""
         return bool(self._ranks)
 
     def came(self, rank: str, others: float) -> float:
-        """How much more others hold beside this worker than the least of the last 25 minutes."""
+        """Returns how much more others hold beside this worker than the least of the last 25 minutes."""
         kept = self._least_others.get(rank)
         return 0.0 if kept is None else others - min(others, kept[0][1])
 
     @property
     def cores(self) -> list[tuple[str, CoreSteps]]:
-        """The pulse of every engine core at the last look, by name; one without a name where there is but one."""
+        """Returns the steps of every engine core at the last look, by name; a single core has the name ""."""
         ranks = () if self.last is None else self.last.ranks
         if not ranks:
             return [("", self._pulse)]
@@ -440,9 +440,9 @@ class History:
         return self.last.at_s if self.last is not None else 0.0
 
     def _is_whole(self, look: Look) -> bool:
-        """Whether every worker that this life has shown is there: a sum over some of them is no figure of the engine.
+        """True if every worker of this life reports now: a sum over some of them is no figure of the engine.
 
-        With one that was not there before, the sums of before were not the engine's either.
+        A new worker shows that the earlier sums were not the engine's either, and erases them.
         """
         fresh = {worker.rank for worker in look.workers if worker.age_s < STALE_S}
         gone = [rank for rank, heard_s in self._ranks.items() if look.at_s - heard_s > RANK_GONE_S]
@@ -454,7 +454,7 @@ class History:
             del self._ranks[rank]
             self._least_others.pop(rank, None)
         if len(fresh | self._ranks.keys()) > RANKS_MOST:
-            self._ranks.clear()  # nobody has so many: what it says of them is not kept
+            self._ranks.clear()  # no engine has so many: keep none of them
             self._least_others.clear()
             return False
         self._ranks.update(dict.fromkeys(fresh, look.at_s))
@@ -467,7 +467,7 @@ class History:
             if self.refused_since_s is not None:
                 took_s = look.at_s - self.refused_since_s
                 if look.started_unix_s is not None and look.unix_s > look.started_unix_s:
-                    # One that lay dead before somebody started it was not starting all that time.
+                    # Time before its process began was not part of the start.
                     took_s = min(took_s, look.unix_s - look.started_unix_s)
                     if took_s <= LONGEST_START_S:  # one that was down for a night was not starting all night
                         self.longest_start_s = max(self.longest_start_s, took_s)
@@ -480,15 +480,15 @@ class History:
         elif not look.gone:
             self.gone_since_s = None
         if look.reach is Reach.REFUSED:
-            # A look or two without an answer between two refusals is no sign that somebody listened.
+            # A look or two without an answer between two refusals does not show that the port was open.
             if self.refused_since_s is None or look.at_s - self._refused_at_s > GAP_LOOKS * self.every_s:
                 self.refused_since_s = look.at_s
             self._refused_at_s = look.at_s
         elif look.reach is Reach.NONSENSE:
-            self.refused_since_s = None  # somebody listens
+            self.refused_since_s = None  # the port is open
 
     def _note_steps(self, look: Look, values: dict[str, float]) -> None:
-        """A step was made since the last look if its counter rose, or if the gate saw one."""
+        """Records a step since the last look if the counter rose, or if the gate saw one."""
         hole_s = GAP_LOOKS * self.every_s
         age_s = look.gate.last_step_age_s if look.gate is not None else None
         self._pulse.note(look.at_s, values.get("steps"), count_requests(look, self._pulse.work), age_s, hole_s)
@@ -515,7 +515,7 @@ class History:
                 kept.append((look.at_s, worker.by_others))
                 while kept[0][0] < look.at_s - SURELY_S:
                     kept.popleft()
-        # Who tells whether it rests.
+        # The sources that report whether it rests.
         told = self._told = dict.fromkeys(self._told, False)
         told |= {"page": True} if look.figures.get("asleep", -1.0) >= 0.0 else {}
         told |= {"gate": True} if look.gate is not None else {}
@@ -524,7 +524,7 @@ class History:
             self.pause_unanswered_since_s = None
         elif self.pause_unanswered_since_s is None:
             self.pause_unanswered_since_s = look.at_s
-        # What its own /health says, and whether the page moves.
+        # Its own /health, and whether the page moves.
         if look.health != DEAD:
             self.said_dead_since_s = None
         elif self.said_dead_since_s is None:
@@ -535,7 +535,7 @@ class History:
         self._page_marks = marks
 
     def is_page_fresh(self, within_s: float) -> bool:
-        """Whether the page is proved to be of these seconds: a counter of it moved, or its own gate answered with it.
+        """True if the page is proved to be at most `within_s` old: a counter of it moved, or its own gate answered with it.
 
         A server that answers uses processor time; a page without that figure, of which nothing moves, may be an old one.
         """
@@ -546,7 +546,7 @@ class History:
 
     @property
     def lost(self) -> str:
-        """Who has told of this process before and does not at the last look: "gate", "page", "pause", or "" for nobody."""
+        """The source that reported on this process before and does not at the last look: "gate", "page", "pause", or ""."""
         return next((name for name, is_there in self._told.items() if not is_there), "")
 
     @property
@@ -557,7 +557,7 @@ class History:
 _WORDS = {
     "success": "requests that ended", "prefix_queries": "tokens looked up in the prefix cache", "waiting": "the queue",
     "prefix_hits": "tokens found in the prefix cache", "kv_cache_usage": "the use of the KV cache",
-    # No word "token" before the colon: what follows it would be taken for a secret.
+    # No word "token" before the colon: redaction would hide the text after it.
     "ttft_sum": "first-token latency", "ttft_count": "first-token latency", "inter_token_sum": "inter-token latency",
     "inter_token_count": "inter-token latency",
 }  # fmt: skip

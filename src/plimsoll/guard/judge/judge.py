@@ -45,12 +45,12 @@ class Judge:
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """Every condition as of the last look, the user's rules last."""
-        if self._conditions is None:  # asked several times a second, and changed by looks alone
+        if self._conditions is None:  # read several times a second, and changed only by looks
             self._conditions = tuple(tracker.condition for tracker in (*self._trackers.values(), *self._rules.values()))
         return self._conditions
 
     def see(self, look: Look) -> tuple[Condition, ...]:
-        """Take a look and return the conditions it changed; a look that is not later than the last changes nothing."""
+        """Takes a look and returns the conditions it changed; a look that is not later than the last changes nothing."""
         if not self.history.add(look):
             return ()
         self._conditions = None

@@ -21,7 +21,7 @@ OFF = "a step that runs out of memory ends the engine"
 
 
 def contained(history: History, policy: Policy, _now_s: float) -> Assessment:
-    """A step ran out of memory lately and was contained. One run of them is told once: until none has come for a while."""
+    """A step ran out of memory lately and was contained. One run of failures is one condition: until none came for a while."""
     found = _survival(history)
     if isinstance(found, Assessment):
         return found
@@ -49,7 +49,7 @@ def _steps(count: float) -> str:
 
 
 def limping(history: History, _policy: Policy, _now_s: float) -> Assessment:
-    """The server says itself that it is far slower than it was, or that it fails too often: only a restart mends that."""
+    """The server itself reports that it is far slower than it was, or fails too often: only a restart mends that."""
     found = _survival(history)
     if isinstance(found, Assessment):
         return found
@@ -65,7 +65,7 @@ def limping(history: History, _policy: Policy, _now_s: float) -> Assessment:
 
 
 def recomputes(history: History, policy: Policy) -> Assessment | None:
-    """Says that it is not stuck while a step was contained lately: its loop lives, and computes again; else None."""
+    """Returns that it is not stuck if a step was contained lately: its loop lives, and computes again; else None."""
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
         return None
@@ -94,13 +94,13 @@ LONGEST_STARTS = 3.0  # a start with cold caches takes longer than a warm one
 FRESH_S = 90.0  # a canary request that is older says nothing about now
 FIRST_STEP_S = 600.0
 OLD_PAGE = "nothing on the metrics page proves that it is fresh: a proxy may serve an old one"
-CORE_CANARIES = 2  # that must have failed before one core of several is stuck
+CORE_CANARIES = 2  # failures before one core of several counts as stuck
 FRESH_LOOKS = 4.0  # where guard looks more rarely
-CONTRADICTS_S = 45.0  # a step or a canary answer that is older does not contradict a bad /health any more
+CONTRADICTS_S = 45.0  # an older step or canary answer does not contradict a bad /health
 
 
 def dead(history: History, policy: Policy, now_s: float) -> Assessment:
-    """/health says 503, or nobody has listened for longer than a start takes. Silence is no knowledge."""
+    """/health answers 503, or the port has been closed for longer than a start takes. A missing answer proves nothing."""
     last = history.last
     if last is None:
         return unknown("NotLookedAt", "not looked at yet")
@@ -115,7 +115,7 @@ def dead(history: History, policy: Policy, now_s: float) -> Assessment:
     if last.reach is Reach.ANSWERS:
         return no("Answers", "it answers")
     if last.gone and history.gone_since_s is not None and (history.first_answer_s is not None or last.has_served):
-        # Nobody says why it ended: a person may have stopped it, who gets some time to say so.
+        # No reason is known: a person may have stopped it, and gets some time to say so.
         bound_s, gone_s = policy.number("dead", "unexplained"), now_s - history.gone_since_s
         message = f"{last.gone}, and nobody says why, for {gone_s:.0f} s"
         if gone_s >= bound_s:
@@ -135,7 +135,7 @@ def dead(history: History, policy: Policy, now_s: float) -> Assessment:
 
 
 def _works_all_the_same(history: History, now_s: float) -> str:
-    """Says what contradicts a bad /health: the gate of the same process, or a step or an answered canary request of late."""
+    """Returns what contradicts a bad /health: the gate of the same process, a recent step or canary answer; else ""."""
     since_s, last = history.said_dead_since_s, history.last
     if since_s is None or last is None:
         return ""
@@ -160,7 +160,7 @@ def wedged(history: History, policy: Policy, now_s: float) -> Assessment:
     if doubt := _may_rest(history):
         return unknown("MayRest", doubt)
     found = [_stands_still(history, name, pulse, policy, now_s) for name, pulse in history.cores]
-    # The core that is worst decides: one that stands still among others that work is stuck all the same.
+    # The worst core decides: one may be stuck while the others work.
     return min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
 
 
@@ -187,7 +187,7 @@ def _stands_still(history: History, name: str, pulse: CoreSteps, policy: Policy,
         return unknown("NotProved", f"{found.text}; no canary request has proved it{_why(canary)}")
     if canary.is_answered and is_one:
         return no("CanaryAnswered", "canary request answered")
-    # Of several cores a canary request reaches one, and an answer is another core's: two must have failed since, and the last.
+    # A canary request reaches one of several cores, and another may answer: two must have failed since, the last among them.
     since_s = -math.inf if pulse.step_at_s is None else pulse.step_at_s
     if not is_one and (canary.is_answered or sum(at_s > since_s for at_s in history.canary_failures) < CORE_CANARIES):
         return unknown("NotProved", f"{found.text}; too few canary requests have failed since")
@@ -203,12 +203,12 @@ def _why(canary: Canary | None) -> str:
 
 
 def fresh_s(history: History) -> float:
-    """How old a canary request may be that still says something."""
+    """Returns the age in seconds up to which a canary request still counts."""
     return max(FRESH_S, FRESH_LOOKS * history.every_s)
 
 
 def hung(history: History, policy: Policy, now_s: float) -> Assessment:
-    """An engine with nothing to do that answers no canary request: only the test shows it."""
+    """An engine with nothing to do that answers no canary request: only that request shows it."""
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
         return UNREACHABLE
@@ -250,15 +250,15 @@ def hung(history: History, policy: Policy, now_s: float) -> Assessment:
 
 
 def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
-    """It looks stuck, whether or not that can be proved: no step with work there, or canary requests without an answer.
+    """It looks stuck, proved or not: no step while requests wait, or canary requests without an answer.
 
-    What is proved is `wedged` or `hung`. This is for everybody who has no canary, several cores, or a page that does not tell.
+    `wedged` and `hung` need proof. This one serves where there is no canary, several cores, or a page without the figures.
     """
     last, still_s = history.last, policy.number("wedged", "still")
     if last is None or (last.reach is not Reach.ANSWERS and history.failed_canaries == 0):
         return UNREACHABLE
     if rests(history):
-        # A paused core answers /is_paused at once. One that hangs does not: the gate goes on saying what it heard last.
+        # A paused core answers /is_paused at once, a hanging one does not: the gate goes on reporting its last answer.
         since_s = history.pause_unanswered_since_s
         if since_s is not None and now_s - since_s >= still_s and any((pulse.work or 0) > 0 for _, pulse in history.cores):
             text = f"paused, requests wait, and its core has not answered /is_paused for {now_s - since_s:.0f} s"
@@ -269,7 +269,7 @@ def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
     wanted, failed = policy.number("hung", "canaries"), history.failed_canaries
     canary = last.canary
     is_late = canary is not None and failed >= wanted and now_s - canary.at_s <= fresh_s(history)
-    # Where every core is known to have made a step since canary requests fail, it is busy and they wait.
+    # If every core has made a step since canary requests began to fail, the engine is busy and they wait.
     since_s = history.failing_since_s
     all_step = (
         since_s is not None
@@ -309,7 +309,7 @@ def _no_step(name: str, pulse: CoreSteps, policy: Policy, now_s: float) -> Asses
 
 
 def slow(history: History, policy: Policy, now_s: float) -> Assessment:
-    """Canary requests are answered, and each takes long: one token is what every user waits for first."""
+    """Canary requests are answered slowly: every user waits as long for a first token."""
     canary, bound_s = _answer(history, now_s), policy.number("slow", "takes")
     if isinstance(canary, Assessment):
         return canary
@@ -322,7 +322,7 @@ def slow(history: History, policy: Policy, now_s: float) -> Assessment:
 
 
 def garbage(history: History, _policy: Policy, now_s: float) -> Assessment:
-    """Canary requests are answered with what is no text: the engine lives, and what it computes is wrong."""
+    """Canary requests are answered with garbage: the engine lives, and computes wrong results."""
     canary = _answer(history, now_s)
     if isinstance(canary, Assessment):
         return canary
@@ -332,7 +332,7 @@ def garbage(history: History, _policy: Policy, now_s: float) -> Assessment:
 
 
 def _answer(history: History, now_s: float) -> Canary | Assessment:
-    """The last canary request, if it was answered lately; else why nothing can be said of its answer."""
+    """Returns the last canary request if it was answered lately; else an assessment that says why not."""
     last = history.last
     canary = None if last is None else last.canary
     if last is None or canary is None or now_s - canary.at_s > fresh_s(history):
@@ -370,14 +370,14 @@ def changed(history: History, policy: Policy, now_s: float) -> Assessment:
 
 
 def rests(history: History) -> bool:
-    """Whether it says that it is paused or asleep."""
+    """True if it reports that it is paused or asleep."""
     return history.last is not None and is_resting(history.last)
 
 
 def _may_rest(history: History) -> str:
-    """Why it may rest: somebody who could tell has told before and does not now, or was asked in vain; "" if it does not.
+    """Returns why it may be at rest: a source reported it before and does not now, or gave no answer; else "".
 
-    A gate that answers tells it alone: vLLM's own /is_paused asks the engine core, and a stuck one does not answer.
+    A gate that answers is enough: vLLM's own /is_paused asks the engine core, and a stuck one does not answer.
     """
     lost = history.lost
     has_gate = history.last is not None and history.last.gate is not None

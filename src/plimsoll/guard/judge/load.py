@@ -15,9 +15,9 @@ from plimsoll.unknown import Reading, Unknown
 
 RATE_S = 60.0
 PIECES = 6
-JUMP = 0.9  # of the whole rise: what comes at one place is a burst, not a queue that grows
-WITH_HOLES = 1.3  # so much more clearly it must rise where looks are missing: what they would have shown is a guess
-RISES = 0.10  # of the queue at the end that must have come from the first third to the second, and again to the last
+JUMP = 0.9  # share of the whole rise: more in one place is a burst, not a growing queue
+WITH_HOLES = 1.3  # factor by which it must rise more clearly where looks are missing
+RISES = 0.10  # share of the final queue by which each third must exceed the one before
 
 
 def _missing(*readings: Reading) -> Assessment:
@@ -25,7 +25,7 @@ def _missing(*readings: Reading) -> Assessment:
 
 
 def saturated(history: History, policy: Policy, _now_s: float) -> Assessment:
-    """The expected wait of a new request is past the bound, and the queue has grown all along."""
+    """The expected wait of a new request is past the bound, and the queue has grown steadily."""
     bound_s = policy.number("saturated", "wait")
     if rests(history):
         return no("Paused", "paused or asleep: the queue is expected to wait")
@@ -49,9 +49,9 @@ def saturated(history: History, policy: Policy, _now_s: float) -> Assessment:
 
 
 def _grew(history: History, seconds: float) -> FigureSeries | Unknown | None:
-    """The shortest time over which the queue grew from third to third: a jump is no growth. None if over none.
+    """Returns the shortest window over which the queue grew from third to third, not in one jump; None if there is none.
 
-    A small overload shows only over a longer time, a large one would look small there.
+    A small overload shows only over a longer window; a large one would look small there.
     """
     for window_s in (seconds, 4.0 * seconds, 12.0 * seconds):
         if window_s > SURELY_S and window_s > seconds:
@@ -66,9 +66,9 @@ def _grew(history: History, seconds: float) -> FigureSeries | Unknown | None:
 
 
 def _against(window: FigureSeries, every_s: float) -> list[float]:
-    """The values at every look, with those that were lost as they would speak against growth.
+    """Returns the values at every look, with missing ones filled in so that they count against growth.
 
-    In the first half the larger of both neighbours, in the second the smaller: to lose looks must not make a queue grow.
+    In the first half the larger of both neighbours, in the second the smaller: missing looks must not look like growth.
     """
     values, half_s = [window.values[0]], (window.times[0] + window.times[-1]) / 2
     pairs = zip(pairwise(window.times), pairwise(window.values), strict=True)
@@ -81,7 +81,7 @@ def _against(window: FigureSeries, every_s: float) -> list[float]:
 
 
 def _rises(values: Sequence[float], clearly: float = 1.0) -> bool:
-    """Whether it went up from third to third, so much the more clearly, and not at one place alone."""
+    """True if it rose from third to third, by `clearly` times the least rise, and not in one place alone."""
     if len(values) < PIECES:
         return False
     cuts = [len(values) * piece // PIECES for piece in range(PIECES + 1)]
@@ -95,7 +95,7 @@ def _rises(values: Sequence[float], clearly: float = 1.0) -> bool:
 
 
 def expected_wait(history: History) -> float | Unknown:
-    """How long a new request waits: the gate's own figure where there is one, else the queue over the rate of ends."""
+    """Returns how long a new request waits: the gate's own figure if there is one, else the queue over the completion rate."""
     if history.has_lost_gate:
         return Unknown("the gate stopped reporting")
     if history.last is not None and history.last.gate is not None:
@@ -109,7 +109,7 @@ def expected_wait(history: History) -> float | Unknown:
 
 
 def mean_latency(history: History, name: str) -> Reading:
-    """The mean of a latency histogram over the last minute, in seconds."""
+    """Returns the mean of a latency histogram over the last minute, in seconds."""
     seconds, count = history.rise(f"{name}_sum", RATE_S), history.rise(f"{name}_count", RATE_S)
     if isinstance(seconds, Unknown) or isinstance(count, Unknown):
         return seconds if isinstance(seconds, Unknown) else count
@@ -120,7 +120,7 @@ NO_LENGTH = Unknown("no request has ended: the recompute share is unknown")
 
 
 def recompute_share(history: History, over_s: float) -> Reading:
-    """The largest possible share of recomputed tokens in that time."""
+    """Returns the largest possible share of recomputed tokens in that time."""
     found = []
     for name in ("preemptions", "prompt_tokens", "generation_tokens", "success"):
         rose = history.rise(name, over_s)
@@ -154,7 +154,7 @@ def storm(history: History, policy: Policy, _now_s: float) -> Assessment:
 
 
 def backlog(history: History, policy: Policy, _now_s: float) -> Assessment:
-    """The KV cache is full and a queue waits for it. Full with a short queue is a busy, healthy server."""
+    """The KV cache is full and a queue waits for it. A full cache with a short queue is a busy, healthy server."""
     usage, running, waiting = (history.now(name) for name in ("kv_cache_usage", "running", "waiting"))
     if isinstance(usage, Unknown) or isinstance(running, Unknown) or isinstance(waiting, Unknown):
         return _missing(usage, running, waiting)
@@ -165,7 +165,7 @@ def backlog(history: History, policy: Policy, _now_s: float) -> Assessment:
 
 
 def low_hits(history: History, policy: Policy, _now_s: float) -> Assessment:
-    """Much is looked up in the prefix cache and next to nothing found: worth a word, and no remedy for memory."""
+    """Many lookups in the prefix cache and hardly a hit: worth a hint, and no remedy for memory."""
     asked = history.rise("prefix_queries", SURELY_S)
     if isinstance(asked, Unknown):
         return unknown("NoFigures", asked.reason)
@@ -204,7 +204,7 @@ FULL = 0.98
 
 
 def queue_forecast(history: History, policy: Policy) -> Forecast | Unknown:
-    """Seconds until the expected wait passes the bound of `saturated`."""
+    """Returns the seconds until the expected wait passes the bound of `saturated`."""
     wait_s, bound_s = expected_wait(history), policy.number("saturated", "wait")
     if isinstance(wait_s, Unknown):
         return wait_s
@@ -218,7 +218,7 @@ def queue_forecast(history: History, policy: Policy) -> Forecast | Unknown:
 
 
 def kv_forecast(history: History) -> Forecast | Unknown:
-    """Seconds until the KV cache is full, which is no trouble by itself: what comes then has to wait."""
+    """Returns the seconds until the KV cache is full, which only makes new requests wait."""
     usage = history.now("kv_cache_usage")
     if isinstance(usage, Unknown):
         return usage
@@ -228,11 +228,11 @@ def kv_forecast(history: History) -> Forecast | Unknown:
 
 
 def _ahead(window: FigureSeries, left: float, what: str, why_not: str) -> Forecast | Unknown:
-    """When so much more is there, if it goes on as it did in the window."""
+    """Returns when the figure will have risen by `left`, if it goes on as in the window."""
     times, values = window.times, window.values
     if len(times) < POINTS:
         return Unknown(f"not enough samples of the {what}")
-    # The slopes between stretches of the window: a figure that goes up and down has them on both sides of nothing.
+    # The slopes between stretches of the window: a figure that goes up and down has them on both sides of zero.
     size = max(1, len(times) // 8)
     starts = range(0, len(times) - size + 1, size)
     middles = [(sum(times[at : at + size]) / size, sum(values[at : at + size]) / size) for at in starts]

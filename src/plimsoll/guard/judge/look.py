@@ -1,4 +1,4 @@
-"""One look at one engine, as values, and the figures in it; what could not be read stays absent."""
+"""One look at one engine, as values, and the figures in it; figures that could not be read are absent."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from plimsoll.doctor.rules.contained import Survival
 
 
 class Reach(StrEnum):
-    """What became of the question. Only the first two are knowledge about the engine."""
+    """Outcome of a request for the page. Only the first two are knowledge about the engine."""
 
     ANSWERS = "answers"
-    REFUSED = "refused"  # nobody listens there: the one failure that says something
+    REFUSED = "refused"  # connection refused: the one failure that says something about the engine
     SILENT = "silent"  # no answer in time, or the way there is broken
-    NONSENSE = "nonsense"  # an answer that is no page of metrics, is cut off or too large, or wants us elsewhere
+    NONSENSE = "nonsense"  # an answer that is no page of metrics, is cut off or too large, or redirects
 
 
 class WorkerMemory(NamedTuple):
-    """The memory of one worker as its probe wrote it; None for what it does not know."""
+    """The memory of one worker as its probe wrote it; None where unknown."""
 
     rank: str
     age_s: float
@@ -35,7 +35,7 @@ class WorkerMemory(NamedTuple):
     by_others: float | None = None
     host_resident: float | None = None
     host_limit: float | None = None
-    # What it reckoned with at its start: the load line, and the parts that stay.
+    # Its own figures from its start: the load line, and the parts that stay.
     requested: float | None = None
     weights: float | None = None
     kv_cache: float | None = None
@@ -44,7 +44,7 @@ class WorkerMemory(NamedTuple):
 
 
 class GateState(NamedTuple):
-    """What plimsoll's gate says of the engine behind it."""
+    """The report of plimsoll's gate on the engine behind it."""
 
     ready: bool
     reason: str
@@ -56,13 +56,13 @@ class GateState(NamedTuple):
     asleep: str = ""
     drain: str = "serving"
     epoch: int = 0  # the highest that it has seen
-    ours: int = 0  # of its requests, how many may be canary requests of our own
+    ours: int = 0  # its requests that may be guard's own canary requests
     started: float | None = None  # when the process of this gate began; None from a gate that does not state it
-    survival: Survival | None = None  # None where the plimsoll inside does not know of it
+    survival: Survival | None = None  # None where the plimsoll in the engine does not report it
 
 
 class CoreFigures(NamedTuple):
-    """One of several engine cores behind one page (data parallelism); None for what the page does not show of it."""
+    """One of several engine cores behind one page (data parallelism); None where the page does not show it."""
 
     name: str
     steps: float | None = None  # ever made
@@ -71,21 +71,21 @@ class CoreFigures(NamedTuple):
 
 
 class CardState(NamedTuple):
-    """What the driver says of one card that the engine runs on."""
+    """The driver's report on one card that the engine runs on."""
 
     name: str
     xids: tuple[int, ...] = ()  # since the last look
-    uncorrectable: int | None = None  # ECC errors that were not mended, since guard looks
+    uncorrectable: int | None = None  # uncorrected ECC errors since guard began to look
     total: float | None = None
     free: float | None = None
-    by_engine: float | None = None  # what the engine's own processes hold
+    by_engine: float | None = None  # held by the engine's own processes
     use: float | None = None  # the share of the last moment in which a kernel ran on it
 
 
 class BalancerHealth(NamedTuple):
-    """What the balancer sees of one engine by its own checks and traffic; None for what it does not tell."""
+    """A balancer's own checks and traffic of one engine; None where it does not report them."""
 
-    is_down: bool | None  # by its own health check, outside any drain of ours
+    is_down: bool | None  # by its own health check, outside any drain by guard
     silent_s: float | None = None  # since the last byte of an answer
     unseen: int = 0  # requests with the engine, whose bytes it counts only when they end: then silence is unknown
 
@@ -94,10 +94,10 @@ class Canary(NamedTuple):
     """The last canary request of one token."""
 
     at_s: float
-    is_answered: bool | None  # None: it could not be asked, which says nothing
+    is_answered: bool | None  # None: it could not be sent, which says nothing
     seconds: float | None = None
     is_garbage: bool = False
-    why: str = ""  # where it could not be asked: why, in words
+    why: str = ""  # why it could not be sent, in words
     status: int | None = None  # of an answer that was no completion
 
 
@@ -126,13 +126,13 @@ class Look(NamedTuple):
     container_restarts: int | None = None  # as its cluster counts them
     ended: str = ""  # its supervisor says, with evidence of a crash, that its process has ended and nobody starts it
     model: str | None = None  # the first name it is served by
-    gone: str = ""  # its supervisor says that it does not run, without a word of why
+    gone: str = ""  # its supervisor says that it does not run, without a reason
     failure: str = ""  # the kind of the failure that ended it, such as "illegal memory access"
-    requests: str = ""  # the shapes of the requests that it had begun then, separated by "; "
+    requests: str = ""  # the shapes of the requests that had begun by then, separated by "; "
     has_served: bool = False  # the journal knows that it answered before guard began
     balancer: BalancerHealth | None = None
-    local_start: float | None = None  # when the process began that listens at its port on guard's own machine
-    is_port_open: bool | None = None  # whether anybody listens there; None on another machine, and where it answers
+    local_start: float | None = None  # start of the process that listens at its port on guard's own machine
+    is_port_open: bool | None = None  # whether its port is open; None on another machine, and where it answers
 
 
 COUNTERS = (
@@ -150,7 +150,7 @@ MEASURED_RATIO = 0.01  # two starts of one command: 0.03 % apart on a CPU and on
 
 
 def read_figures(look: Look, is_whole: bool) -> dict[str, float]:  # noqa: FBT001
-    """Every figure that is a number such a figure can be. `is_whole`: all workers are there, so that they can be added up."""
+    """Returns every figure with a plausible value. `is_whole`: all workers report, so that they can be added up."""
     figures = look.figures
     found = {name: figures[name] for name in (*COUNTERS, *GAUGES) if name in figures}
     gate = look.gate
@@ -172,7 +172,7 @@ def read_figures(look: Look, is_whole: bool) -> dict[str, float]:  # noqa: FBT00
 
 
 def _add_workers(workers: tuple[WorkerMemory, ...], found: dict[str, float]) -> None:
-    """Sums over all of them, and the least of what is free; a sum that one cannot be added to is not known."""
+    """Adds the sums over all workers, and the least free memory; a sum with a missing part is NaN."""
     sums = dict.fromkeys(("held", "releasable", "retries", "ooms", "host_resident"), 0.0)
     free = room = math.inf
     for one in workers:
@@ -183,16 +183,16 @@ def _add_workers(workers: tuple[WorkerMemory, ...], found: dict[str, float]) -> 
         ):  # fmt: skip
             sums[name] = math.nan if value is None else sums[name] + value
         free = math.nan if one.device_free is None or free != free else min(free, one.device_free)
-        # Card by card: what one worker could give back is of no use to another.
+        # Card by card: memory that one worker could release is of no use to another.
         left = math.nan if one.device_free is None or one.releasable is None else one.device_free + one.releasable
         room = math.nan if left != left or room != room else min(room, left)
     found.update({name: value for name, value in (*sums.items(), ("device_free", free), ("room", room)) if value == value})
 
 
 def count_requests(look: Look, before: float | None) -> float | None:
-    """Requests that are with the engine: the gate's own count, else what the page says; None if neither tells.
+    """Returns the requests that are with the engine: the gate's own count, else the page's; None if neither has one.
 
-    Where one of them may be a canary request of guard's own, it is what it was, as long as there was no step meanwhile.
+    If one of them may be guard's own canary request, the count before stays, as long as no step was made meanwhile.
     """
     gate = look.gate
     if gate is None:
@@ -205,13 +205,13 @@ def count_requests(look: Look, before: float | None) -> float | None:
 
 
 def is_resting(look: Look) -> bool:
-    """Whether it says that it is paused or asleep."""
+    """True if it reports that it is paused or asleep."""
     is_asleep = look.gate is not None and bool(look.gate.asleep)
     return is_asleep or bool(look.is_paused) or look.figures.get("asleep", 0.0) > 0
 
 
 def _differs(name: str, before: Look, now: Look) -> bool:
-    """Whether a setting is another one; what vLLM measures at its start is never quite the same twice."""
+    """True if a setting has changed; values that vLLM measures at each start may differ slightly."""
     one, other = before.config[name], now.config[name]
     if one == other or name not in MEASURED:
         return one != other

@@ -14,7 +14,7 @@ from plimsoll.unknown import Status, Unknown
 
 
 def sick(history: History, _policy: Policy, _now_s: float) -> Assessment:
-    """An Xid that means hardware, or an ECC error that was not mended, since guard looks."""
+    """An Xid that means hardware, or an uncorrected ECC error, since guard began to look."""
     last = history.last
     if last is None or not last.cards:
         return unknown("NotReadable", "no NVML on this host, or the engine runs on another host")
@@ -28,12 +28,12 @@ def sick(history: History, _policy: Policy, _now_s: float) -> Assessment:
 
 
 LATELY_S = 1_800.0
-WINDOWS = ((0, 2), (150, 5), (720, 15))  # coarse points (none: the last half hour), and how many new ones until it is due
+WINDOWS = ((0, 2), (150, 5), (720, 15))  # coarse points (0: the last half hour), and how many new ones until the next check
 NO_PROBE = "no probe reports the workers' memory: start vLLM with --worker-extension-cls plimsoll.inside.Probe"
 
 
 def retries(history: History, policy: Policy, _now_s: float) -> Assessment:
-    """Allocations that failed at first: torch gave its cache back and tried again. The leading sign of real trouble."""
+    """Allocations that failed at first: torch released its cache and tried again. The leading sign of real trouble."""
     return _retries(history, policy, policy.number("retries", "least"))
 
 
@@ -49,7 +49,7 @@ def _retries(history: History, policy: Policy, least: float) -> Assessment:
 
 
 def held_growth(history: History, policy: Policy, _now_s: float) -> Assessment:
-    """What torch holds and cannot give back grows and goes on growing; a staircase that has ended does not."""
+    """The memory that torch holds and cannot release keeps growing; a staircase that has ended does not count."""
     return _growing(_grown(history, "held", policy.number("growth", "least")), "held", "memory that nothing gives back")
 
 
@@ -63,7 +63,7 @@ def _growing(grown: Growth | Unknown | None, name: str, what: str) -> Assessment
 
 
 def exhausted(history: History, policy: Policy, now_s: float) -> Assessment:
-    """Both: growth that nothing gives back, and an allocation that failed already. Only a restart helps, and soon."""
+    """Both growth that nothing releases and failed allocations. Only a restart helps, and soon."""
     failing = _retries(history, policy, policy.number("exhausted", "least"))
     if failing.status is not Status.TRUE:
         return failing._replace(evidence=())
@@ -74,7 +74,7 @@ def exhausted(history: History, policy: Policy, now_s: float) -> Assessment:
 
 
 def slack(history: History, policy: Policy, _now_s: float) -> Assessment:
-    """Little of a device is free, and little could be given back: on the worker that has the least of both."""
+    """Little of a device is free, and little could be released: on the worker that has the least of both."""
     room = history.now("room")
     if isinstance(room, Unknown):
         return unknown("NoProbe", _no_probe(history))
@@ -107,7 +107,7 @@ def _neighbour_of(history: History, policy: Policy, worker: WorkerMemory) -> Ass
 
 
 def _no_probe(history: History) -> str:
-    """Why there are no figures of the workers: those that were there and are not now are another matter."""
+    """Returns why the workers' figures are missing: some stopped reporting, or there is no probe."""
     return "not every worker reports its memory" if history.has_workers else NO_PROBE
 
 
@@ -116,17 +116,17 @@ def host_growth(history: History, policy: Policy, _now_s: float) -> Assessment:
 
 
 def device_forecast(history: History, policy: Policy) -> Forecast | Unknown:
-    """When growth has taken what is free and what could be given back."""
+    """Returns when growth will have used up the free and the releasable memory."""
     grown = _grown(history, "held", policy.number("growth", "least"))
     room = history.now("room")
     if grown is None or isinstance(grown, Unknown) or isinstance(room, Unknown):
         return Unknown("no growth" if grown is None else "not enough data")
-    # Growth is of all workers together, room of the tightest: were it to grow there alone, this is when it is used up.
+    # Growth is of all workers together, room of the tightest: the time is right if all of the growth is there.
     return forecast(grown, grown.level + room) or Unknown("too uncertain to forecast")
 
 
 def host_forecast(history: History, policy: Policy) -> Forecast | Unknown:
-    """When growth has taken the host's memory."""
+    """Returns when growth will have used up the host's memory."""
     grown = _grown(history, "host_resident", policy.number("host", "least"))
     last = history.last
     limits = [] if last is None else [worker.host_limit for worker in last.workers if worker.host_limit]
@@ -138,21 +138,21 @@ def host_forecast(history: History, policy: Policy) -> Forecast | Unknown:
 
 
 def _grown(history: History, name: str, least: float) -> Growth | Unknown | None:
-    """Growth over the last half hour, five hours or day, whichever shows it first."""
+    """Returns the growth over the last half hour, five hours or day, whichever shows it first."""
     if isinstance(history.now(name), Unknown):
         return Unknown(NO_PROBE if name == "held" else f"{name} is not known now")
     unseen: Unknown | None = None
     is_level = False
     for points, often in WINDOWS:
-        # Looking for it is dear, and over a long time little changes from one coarse point to the next.
+        # The search is expensive, and over a long time little changes from one coarse point to the next.
         stamp, found = history.memo.get((name, points), (-often, None))
         if history.points - stamp >= often:
             held, load = (
                 history.long(figure, points) if points else history.since(figure, LATELY_S) for figure in (name, "running")
             )
-            # It takes the median of all slopes in the last half, which is at most eight times the range there by the whole
-            # time: with a smaller range there is no need to look closer. A third instead of a half is beyond doubt about
-            # where the half begins.
+            # It takes the median of all slopes in the last half, which is at most eight times the range there over the
+            # whole time: a smaller range needs no closer look. Two thirds instead of a half leave no doubt about where
+            # the half begins.
             later = held.values[len(held.values) // 3 :]
             if held.span_s < SPAN_LEAST_S:
                 found = Unknown(f"seen for {held.span_s / 60:.0f} min; growth needs 20 at least")
@@ -165,4 +165,4 @@ def _grown(history: History, name: str, least: float) -> Growth | Unknown | None
             return found
         is_level = is_level or found is None
         unseen = found if unseen is None else unseen
-    return None if is_level else unseen  # what was recalled may tell more than guard's own half hour
+    return None if is_level else unseen  # recalled points may show more than guard's own half hour

@@ -1,7 +1,7 @@
-"""What guard takes for trouble, and how long it waits; every number of it is in `thresholds.yaml`.
+"""The policy: the bounds of every condition and how long guard waits; `thresholds.yaml` has every number.
 
-A policy is a table of TOML. `[dead] refused = "3m"` sets one number; what is not named keeps its default. A `[[rule]]` of your
-own, or a preset, asks a question of the figures and can only advise.
+A policy is a table of TOML. `[dead] refused = "3m"` sets one number; the others keep their defaults. A `[[rule]]` of your
+own, or a preset, tests the figures and can only advise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES = {"KiB": 1024.0, "MiB": float(MIB), "GiB": float(GIB), "TiB": 1024.0 * GI
 
 
 class Threshold(NamedTuple):
-    """One number: its condition, its name, its unit, what it is unless set, and between what it may lie."""
+    """One number: its condition, its name, its unit, its default and its bounds."""
 
     kind: str
     name: str
@@ -33,7 +33,7 @@ class Threshold(NamedTuple):
 
 
 class PolicyError(BadInput):
-    """Something in a policy that cannot be: with the table and the key, so that its line can be found."""
+    """A mistake in a policy, with the table and the key, so that its line can be found."""
 
     def __init__(self, place: tuple[str, str], message: str) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ _TERM = re.compile(
 
 
 class Clause(NamedTuple):
-    """`figure > factor * other`, or `figure > number` where there is no other."""
+    """`figure > number * other`, or `figure > number` where there is no other."""
 
     figure: str
     sign: str
@@ -98,7 +98,7 @@ class Clause(NamedTuple):
 
 
 class UserRule(NamedTuple):
-    """A question of the user's own; it can only advise."""
+    """A rule of the user's own; it can only advise."""
 
     name: str
     terms: tuple[Clause, ...]
@@ -108,7 +108,7 @@ class UserRule(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """All of it."""
+    """The whole policy."""
 
     numbers: Mapping[tuple[str, str], float] = {}
     rules: tuple[UserRule, ...] = ()
@@ -119,7 +119,7 @@ class Policy(NamedTuple):
         return _BY_PLACE[kind, name].default if found is None else found
 
 
-# What a widely read article recommends. As rules that can only advise: a full cache with a short queue is a healthy server.
+# Alerts that a widely read article recommends. They only advise: a full cache with a short queue is a healthy server.
 PRESETS: Mapping[str, tuple[UserRule, ...]] = {
     "article": (
         UserRule("article-cache", (Clause("kv_cache_usage", ">", 0.95),), 300.0, 60.0, "KV cache over 95 % for 5 min"),
@@ -129,7 +129,7 @@ PRESETS: Mapping[str, tuple[UserRule, ...]] = {
 
 
 def read_policy(tables: Mapping[str, Any]) -> Policy:
-    """The policy in a parsed TOML document; PolicyError with its place for whatever is wrong."""
+    """Reads the policy in a parsed TOML document; PolicyError, with its place, for any mistake."""
     numbers: dict[tuple[str, str], float] = {}
     rules: list[UserRule] = []
     every_s = 5.0

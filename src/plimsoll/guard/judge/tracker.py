@@ -1,9 +1,8 @@
-"""From what each look shows to a condition that does not flicker: a window before it holds, another before it is over.
+"""Turns the assessments of looks into a condition that does not flicker: one window before it is true, another before it ends.
 
-What is not known is said at once, and it never makes a condition hold. Of a condition that only advises, a look or two that
-say nothing do not break the window. Of one that could lead to an action, four fifths of the looks that belong into the window
-must have said yes, the last among them, and a look that was lost counts as one that said no: losing looks can delay such a
-condition and can never bring it about.
+Unknown is reported at once, and never makes a condition true. For a condition that only advises, a look or two without an
+answer do not break the window. For one that can lead to an action, four fifths of the looks due in the window must have said
+yes, the last among them, and a missing look counts as a no: missing looks can delay such a condition and never cause it.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from plimsoll.unknown import Condition, Status
 
 
 class Grade(StrEnum):
-    """The most that a condition may lead to."""
+    """The most disruptive action that a condition may lead to."""
 
-    ADVICE = "advice"  # rung 0: somebody is told
+    ADVICE = "advice"  # rung 0: only a message
     SHED = "shed"  # rung 1
     COMPACT = "compact"  # rung 2
     RESTART = "restart"  # rung 3
 
     @property
     def is_action(self) -> bool:
-        """Whether guard could do something about it that changes the world."""
+        """True if it is more than advice."""
         return self is not Grade.ADVICE
 
 
 FORGIVEN_LOOKS = 2.5
 YES_SHARE = 0.8
-LOOK_S = 5.0  # a look may take as long: however often guard wants to look, more than one in this time is not asked for
+LOOK_S = 5.0  # a look may take as long: no condition needs more than one look in this time
 
 
 class Assessment(NamedTuple):
@@ -66,7 +65,7 @@ class Tracker:
     """One condition of one engine over time."""
 
     def __init__(self, kind: str, for_s: float, clear_s: float, every_s: float, *, is_strict: bool = False) -> None:
-        """`is_strict`: it could lead to an action, so what is lost speaks against it."""
+        """`is_strict`: it could lead to an action, so missing looks count against it."""
         self.kind = kind
         self.status = Status.UNKNOWN
         self._for_s, self._clear_s = for_s, clear_s
@@ -81,8 +80,8 @@ class Tracker:
         self._known_at: float | None = None
         self._seen = _NOT_YET
         self._since_s = 0.0
-        self._watching_s: float | None = None  # it is seen, and not yet for long enough
-        self._is_held = False  # it was true when it could last be told
+        self._watching_s: float | None = None  # seconds for which it has been seen, while not yet long enough
+        self._is_held = False  # it was true when it was last known
         self._held = _NOT_YET
 
     def see(self, seen: Assessment, now_s: float) -> Condition:
@@ -90,7 +89,7 @@ class Tracker:
         return self.condition
 
     def note(self, seen: Assessment, now_s: float) -> bool:
-        """Take this look; whether the status is another one."""
+        """Takes this look; True if the status changed."""
         before = self.status
         if self._wanted:
             self._looks.append((now_s, seen.status is Status.TRUE))
@@ -103,14 +102,14 @@ class Tracker:
             self._become(seen, seen.status, now_s)
             return self.status is not before
         if self._known_at is not None and now_s - self._known_at > self._hole_s:
-            self._true_since = self._false_since = None  # nobody looked: what was between is not known
+            self._true_since = self._false_since = None  # no look: the time between is unknown
         self._known_at = now_s
         if seen.status is Status.TRUE:
             self._false_since = None
             if self._true_since is None:
                 self._true_since = now_s
             if before is not Status.TRUE and not self._is_long_enough(now_s):
-                # Where it held before it could not be told for a while, it has not been over since.
+                # If it was true before it became unknown, it has not ended since.
                 self._become(seen, Status.UNKNOWN if self._is_held else Status.FALSE, now_s)
                 self._watching_s = now_s - self._true_since
             else:
@@ -119,7 +118,7 @@ class Tracker:
             self._true_since = None
             if self._false_since is None:
                 self._false_since = now_s
-            # It must be over for a while before it is said to be; a look that told nothing does not end it sooner.
+            # It must be false for a while before it ends; a look without an answer does not end it sooner.
             if not self._is_held or now_s - self._false_since >= self._clear_s:
                 self._become(seen, Status.FALSE, now_s)
             elif before is not Status.TRUE:

@@ -1,4 +1,4 @@
-"""Who says what about an engine, and whether that proves that it serves nobody.
+"""Collects what each witness says about an engine, and whether that proves that it serves nobody.
 
 Guard's own connection is one witness of several: a firewall, a tunnel or a proxy may stand between. An engine is stopped only
 on proof: its process is gone, or its own gate or a process on guard's own machine says dead or stuck, or the balancer sees it
@@ -14,11 +14,11 @@ from plimsoll.guard.judge.look import BalancerHealth, Look, Reach
 
 SAME_PROCESS_S = 2.0  # two statements of one process's start differ by no more
 SILENT_S = 60.0  # an overloaded server times out guard and the balancer alike while its streams flow
-FLOWING_S = 8.0  # bytes so young are of an engine that serves, whatever else is said
+FLOWING_S = 8.0  # bytes this recent show that the engine serves, whatever else is said
 
 
 class Testimony(StrEnum):
-    """What a witness says."""
+    """A witness's statement about an engine."""
 
     SERVES = "serves"
     DOWN = "down"
@@ -42,11 +42,11 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Whether stopping an engine can harm nobody: who proves it, or why nobody does."""
+    """The witness that proves that stopping an engine harms nobody, or the reason why none does."""
 
     by: Witness | None
     why_not: str = ""
-    is_contradicted: bool = False  # somebody sees it serve
+    is_contradicted: bool = False  # a witness sees it serve
 
     @property
     def is_local(self) -> bool:
@@ -54,7 +54,7 @@ class Proof:
 
 
 def is_direct(look: Look) -> bool | None:
-    """Whether the page is the engine's own, by the start its gate or its local process states; None where nobody states one."""
+    """True if the page is the engine's own, by its gate's or its local process's start; None where no start is known."""
     starts = [start for start in (look.local_start, None if look.gate is None else look.gate.started) if start is not None]
     if not starts or look.started_unix_s is None:
         return None
@@ -62,7 +62,7 @@ def is_direct(look: Look) -> bool | None:
 
 
 def witnesses(look: Look, active: frozenset[str]) -> tuple[Witness, ...]:
-    """Everybody's word at this look; `active` are the conditions dead, wedged and hung that are true."""
+    """Returns every witness at this look; `active` are the conditions dead, wedged and hung that are true."""
     said = [_connection(look)]
     if look.ended or look.gone:
         if look.reach is Reach.ANSWERS:
@@ -113,9 +113,9 @@ def _balancer(view: BalancerHealth) -> Witness:
 
 
 def proof(look: Look | None, active: frozenset[str]) -> Proof:
-    """The witness that proves that it serves nobody.
+    """Returns the witness that proves that it serves nobody, or why there is none.
 
-    Flowing answers outweigh all; a check that passes, all that is not local, and a restarter that does not say how it ended.
+    Flowing answers outweigh all; a passing check outweighs what is not local, and a restarter that does not say how it ended.
     """
     if look is None:
         return Proof(None, "not looked at yet")

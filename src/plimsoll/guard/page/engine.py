@@ -1,4 +1,4 @@
-"""The page's data: one line for each engine, and one engine in sections that change each at its own pace."""
+"""The page's data: one line for each engine, and one engine in sections that change independently."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def _shown(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """A text without secrets and control characters, of bounded length."""
+    """Returns a text without secrets and control characters, of bounded length."""
     cut = text[: 4 * LONGEST]
     found = _shown(cut)
     return found if len(cut) == len(text) or found.endswith(MORE) else found[: LONGEST - 1] + MORE
 
 
 def tidy(value: object, depth: int = DEEPEST) -> object:
-    """Plain data with every text cleaned; too deep or too long parts are cut and marked."""
+    """Returns plain data with every text cleaned; cuts and marks parts that are too deep or too long."""
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, float):
@@ -73,10 +73,10 @@ NOT_SEEN = Unknown("not looked at yet")
 
 
 class EngineControl(NamedTuple):
-    """What guard may do and is doing to an engine."""
+    """Guard's permission to act on an engine, and its action in progress."""
 
     is_acting: bool = False
-    is_paused: bool = False  # all of it, or this engine
+    is_paused: bool = False  # guard as a whole, or this engine
     rungs_off: tuple[str, ...] = ()
     doing: ActionRun | None = None
     approval: str = ""  # the id of an action that waits for approval
@@ -96,7 +96,7 @@ class EngineState(NamedTuple):
 
 
 def id_of(name: str) -> str:
-    """The id of an engine in addresses and requests, whatever its name contains."""
+    """Returns the id of an engine in addresses and requests, whatever its name contains."""
     return "~" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
 
@@ -106,8 +106,8 @@ def id_of(name: str) -> str:
 # | weights | graphs | activation | KV used | KV free | releasable | unreleasable | outside torch | others | slack |
 # |<-------------------- the load line: what vLLM was given ------------------->|
 #
-# The probe measures torch's live memory, what it could give back and what it could not, and what is free. Weights and KV
-# cache are what the worker reckoned with at its start; live memory beyond them and the graphs is activation.
+# The probe measures torch's live memory, its releasable and unreleasable reserve, and the free memory. Weights and KV cache are
+# the worker's own figures from its start; live memory beyond them and the graphs is activation.
 
 NO_FIGURES = (
     "unknown: no worker reports its memory. Start vLLM with --worker-extension-cls plimsoll.inside.Probe "
@@ -120,7 +120,7 @@ MOST_CARDS = 16
 
 
 def ledgers(look: Look | None) -> dict[str, Any]:
-    """One bar for each worker, the tightest first; else one for each GPU of the driver; else why there is none."""
+    """Returns one bar for each worker, the tightest first; else one for each GPU of the driver; else why there is none."""
     if look is None:
         return {"bars": [], "why": "unknown: not looked at yet", "left_out": 0}
     usage = look.figures.get("kv_cache_usage")
@@ -131,7 +131,7 @@ def ledgers(look: Look | None) -> dict[str, Any]:
 
 
 def worker_bar(worker: WorkerMemory, usage: float | None) -> dict[str, Any] | None:
-    """The memory bar of one worker; None if its size or free memory is unknown."""
+    """Returns the memory bar of one worker; None if its size or free memory is unknown."""
     total, free, live = worker.device_total, worker.device_free, worker.allocated
     if total is None or free is None or not 0 <= free <= total or total <= 0:
         return None
@@ -156,7 +156,7 @@ def worker_bar(worker: WorkerMemory, usage: float | None) -> dict[str, Any] | No
 
 
 def _inside(worker: WorkerMemory, live: float, usage: float | None) -> list[tuple[str, float]]:
-    """Live memory by purpose; as one part where that is not known."""
+    """Returns live memory by purpose; as one part where the purposes are unknown."""
     if worker.weights is None or worker.kv_cache is None:
         return [("live", live)]
     weights = min(worker.weights, live)
@@ -168,7 +168,7 @@ def _inside(worker: WorkerMemory, live: float, usage: float | None) -> list[tupl
 
 
 def card_bar(card: CardState) -> dict[str, Any] | None:
-    """The memory bar of one GPU, by the driver."""
+    """Returns the memory bar of one GPU by the driver's figures; None where they are unknown."""
     if card.total is None or card.free is None or not 0 <= card.free <= card.total or card.total <= 0:
         return None
     used = card.total - card.free
@@ -185,7 +185,7 @@ def _bar(
     notes: Sequence[str],
     peak: float | None = None,
 ) -> dict[str, Any]:
-    """A bar of whole bytes that add up to the device: the last part takes the rounding."""
+    """Returns a bar of whole bytes that add up to the device: the last part takes the rounding."""
     whole = [(part, int(size)) for part, size in parts[:-1]]
     whole.append((parts[-1][0], int(total) - sum(size for _, size in whole)))
     return {
@@ -204,7 +204,7 @@ LIMPS = "limping: far slower than before its steps ran out of memory"
 
 
 def survival_of(look: Look | None) -> dict[str, Any]:
-    """The section of contained failures; without figures if there are none."""
+    """Returns the section of contained failures; without figures if there are none."""
     found = None if look is None or look.gate is None else look.gate.survival
     if look is None or found is None:
         return {"says": TOO_OLD if look is not None and look.gate is not None else NO_SURVIVAL, "figures": [], "last": None}
@@ -230,7 +230,7 @@ _BY_SEVERITY = {"critical": CRITICAL, "warning": WARNING, "info": INFO}
 
 
 def row(facts: EngineState) -> dict[str, Any]:
-    """The engine's line in the fleet; None for what is unknown."""
+    """Returns the engine's line in the fleet; a value is None where unknown."""
     view = facts.view
     rank, says = _state(facts)
     doing = facts.guarding.doing
@@ -246,7 +246,7 @@ def row(facts: EngineState) -> dict[str, Any]:
 
 
 def rung_of(facts: EngineState) -> str | None:
-    """The highest rung that an active condition calls for; None without one."""
+    """Returns the highest rung that an active condition calls for; None without one."""
     held = [grade_of(one.kind) for one in facts.view.holding]
     return max(held, key=RUNGS.index, default=None)
 
@@ -284,7 +284,7 @@ NO_BLOCKS = "unknown: the engine does not report the size of its cache"
 
 
 def sections(facts: EngineState, clock: Clock) -> dict[str, Any]:
-    """All sections. What changes every second (an age, a duration) is given as the time it began."""
+    """Returns all sections. Ages and durations, which change every second, are given as the time they began."""
     view, look = facts.view, facts.view.look
     return {
         "head": {
@@ -312,7 +312,7 @@ def sections(facts: EngineState, clock: Clock) -> dict[str, Any]:
 
 
 def _figures(facts: EngineState) -> list[dict[str, Any]]:
-    """Every figure with its name, and why it is unknown if it is."""
+    """Returns every figure with its name, and the reason where it is unknown."""
     figures = []
     for figure in _TABLES["engine"]:
         reading, about = facts.reading(figure["name"]), {name: figure[name] for name in ("name", "says", "unit")}
@@ -324,7 +324,7 @@ def _figures(facts: EngineState) -> list[dict[str, Any]]:
 
 
 def blocks(look: Look | None, series: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
-    """The block pool: its size, the blocks in use, and the most of the last half hour."""
+    """Returns the block pool: its size, the blocks in use, and the most of the last half hour."""
     config: Mapping[str, str] = {} if look is None else look.config
     total, size = _whole(config.get("num_gpu_blocks")), _whole(config.get("block_size"))
     usage = None if look is None else look.figures.get("kv_cache_usage")
@@ -337,7 +337,7 @@ def blocks(look: Look | None, series: Mapping[str, Sequence[float | None]]) -> d
 
 
 def ladder(facts: EngineState) -> dict[str, Any]:
-    """Every rung: what calls for it, what is in progress, and what is switched off."""
+    """Returns every rung, with the conditions that call for it, any action in progress, and whether it is switched off."""
     guarding, called = facts.guarding, rung_of(facts)
     rungs, run = [], guarding.doing
     for name in RUNGS:
@@ -367,7 +367,7 @@ def _change(event: Any) -> object:
 
 
 def journal(rows: Sequence[Mapping[str, Any]], engine: str | None) -> list[object]:
-    """Journal entries, each with its sentence; those without one are left out."""
+    """Returns journal entries, each with its sentence; leaves out those without one."""
     found = []
     for entry in rows:
         says = entry_sentence(entry)

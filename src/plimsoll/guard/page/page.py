@@ -1,4 +1,4 @@
-"""Guard's page: its files, the event stream of what changes, and the journal in sentences. `page.engine` makes its data."""
+"""Guard's page: its files, the event stream of changes, and the journal in sentences. `page.engine` makes its data."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ QUIET = b": nothing has changed\n\n"
 
 
 def event(name: str, data: Mapping[str, Any]) -> bytes:
-    """A server-sent event. The data is ASCII on one line, so that no text in it can end it."""
+    """Returns a server-sent event. The data is ASCII on one line, so that no text in it can end the event."""
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode("ascii")
 
 
 def rows_changed(before: Mapping[str, Row], now: Mapping[str, Row]) -> tuple[list[Row], list[str]]:
-    """The new and changed lines, and the ids of those that are gone."""
+    """Returns the new and changed lines, and the ids of those that are gone."""
     changed = [row for key, row in now.items() if (old := before.get(key)) is not row and old != row]
     return changed, [key for key in before if key not in now]
 
 
 def sections_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The changed sections; of the series only the points after the last one sent, if that is still among them."""
+    """Returns the changed sections; of the series only the points after the last one sent, if it still has that one."""
     changed = {name: section for name, section in now.items() if before.get(name) != section}
     old = before.get("series", {"t": []})
     if "series" in changed and old["t"] and old.keys() == changed["series"].keys():
@@ -65,7 +65,7 @@ KINDS = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """The page's files with their content type, by path; it draws with the script of the reports."""
+    """Returns the page's files with their content type, by path; the page draws with the script of the reports."""
     shipped = [*(files("plimsoll.guard.page") / "static").iterdir(), files("plimsoll.render") / "templates" / "plot.js"]
     return {
         "/" if file.name == "index.html" else f"/page/{file.name}": (file.read_bytes(), KINDS[file.name.rpartition(".")[2]])
@@ -99,14 +99,14 @@ class GuardPage:
         self.files = {path: HttpAnswer(200, body, kind) for path, (body, kind) in page_files().items()}
         moment = fleet.moment()
         self._offset_s = moment.unix_s - moment.now_s  # one offset for all points, so that those already sent stay in place
-        self._kept: dict[str, tuple[tuple[Any, ...], Row]] = {}  # each line with the key of what it was made from
+        self._kept: dict[str, tuple[tuple[Any, ...], Row]] = {}  # each line with the key of the data it was made from
         self._names: dict[str, str] = {}  # by id
         self._reading = asyncio.Lock()
         self._seen_at_s, self._last_seen = -math.inf, (cast("Controls", {}), cast("Mapping[str, Row]", {}))
         self.listeners = 0
 
     def name_of(self, said: str) -> str:
-        """The engine's name for a name or an id."""
+        """Returns the engine's name for a name or an id."""
         if said.startswith("~") and self._fleet.engine(said) is None:
             if self._names.get(said) not in self._kept:
                 self._rows(self._state())
@@ -133,7 +133,7 @@ class GuardPage:
     # Listening
 
     async def _listen(self, said: str) -> AsyncGenerator[bytes]:
-        """Sends everything once, then what changes, at most twice a second."""
+        """Sends everything once, then the changes, at most twice a second."""
         rows: Mapping[str, Row] = {}
         about: Mapping[str, Any] = {}
         shown_sections: Mapping[str, Any] = {}
@@ -164,14 +164,14 @@ class GuardPage:
             self.listeners -= 1
 
     def _seen(self, now_s: float) -> tuple[Controls, Mapping[str, Row]]:
-        """Guard's state and every line, made once for all listeners."""
+        """Returns guard's state and every line, made once for all listeners."""
         if now_s - self._seen_at_s >= LOOKS_S / 2:
             state = self._state()
             self._seen_at_s, self._last_seen = now_s, (state, self._rows(state))
         return self._last_seen
 
     def _key(self, said: str, state: Controls) -> tuple[Any, ...]:
-        """The key of an engine's sections: while it is the same, so are they."""
+        """Returns the key of an engine's sections: they are unchanged while it is."""
         name = self.name_of(said)
         one = self._fleet.engine(name)
         if one is None:
@@ -205,7 +205,7 @@ class GuardPage:
         }  # fmt: skip
 
     def _rows(self, state: Controls) -> Mapping[str, Row]:
-        """Every line as of now; an unchanged one is the same object as before."""
+        """Returns every line as of now; an unchanged one is the same object as before."""
         kept, now_s = {}, self._fleet.moment().now_s
         for name in self._fleet.names():
             one = self._fleet.engine(name)
@@ -233,7 +233,7 @@ class GuardPage:
         return {**sections(facts, steady), "none": "", "bound_s": bound_s}
 
     def _series(self, one: WatchedEngine) -> dict[str, list[float | None]]:
-        """The last half hour, a point for each successful look."""
+        """Returns the series of the last half hour, a point for each successful look."""
         windows = {name: one.judge.history.since(figure, SHOWN_S) for name, figure in SERIES.items()}
         points = {name: dict(zip(window.times, window.values, strict=True)) for name, window in windows.items()}
         times = sorted({at_s for found in points.values() for at_s in found})
@@ -242,7 +242,7 @@ class GuardPage:
 
 
 def readings(judge: Judge) -> dict[str, Reading]:
-    """The figures of an engine's page, by name."""
+    """Returns the figures of an engine's page, by name."""
     history = judge.history
     is_there = history.last is not None and history.last.reach is Reach.ANSWERS
     tokens = history.rise("generation_tokens", RATE_S)
