@@ -1,1 +1,1 @@
-"""What a team needs to launch and to watch a vLLM server, as texts: made from one plan, right for one vLLM version."""
+"""The files that a team needs to launch and watch a vLLM server, as texts: for one plan and one vLLM version."""

@@ -1,4 +1,4 @@
-"""Reads alerts.yaml for one plan and one release: each alert with what it asks, what it says, and the cases that prove it."""
+"""Reads alerts.yaml for one plan and one release: each alert with its query, its texts and the cases that prove it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plimsoll.units import GIB, MIB
 
 @dataclass(frozen=True)
 class RecordingRule:
-    """A recording rule: a question that several ask, or that a dashboard draws."""
+    """A recording rule: a query that several alerts use, or that a dashboard draws."""
 
     name: str
     expr: str
@@ -23,7 +23,7 @@ class RecordingRule:
 
 @dataclass(frozen=True)
 class Case:
-    """Some series, and at which moments the alert must fire or be silent. Moments are written by hand, in promtool's form."""
+    """Some series, and the moments at which the alert must fire or be silent, written by hand in promtool's form."""
 
     about: str
     fires: str = ""  # moments, separated by spaces
@@ -40,13 +40,13 @@ class Case:
 class Alert:
     name: str
     severity: str  # page: somebody is woken up; ticket: it can wait for the day
-    code: str  # the finding it leads to, a page under docs/findings; empty for those about the watching itself
+    code: str  # its finding, a page under docs/findings; empty for alerts about the monitoring itself
     needs: str  # what must be scraped for it to fire
     for_s: int
     expr: str
     summary: str  # one line, with the labels that say where
     description: str  # what was measured
-    means: str  # for the person who was just woken up: what it means and what to do first
+    means: str  # for a person who was just woken up: the meaning and the first step
     cases: tuple[Case, ...]
     by: tuple[str, ...] = ()  # labels of its series beside job and instance
 
@@ -57,7 +57,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class RuleGroup:
-    """Rules that are asked one after the other, at the same moment."""
+    """Rules that are evaluated one after the other, at the same moment."""
 
     name: str
     records: tuple[RecordingRule, ...]
@@ -70,12 +70,12 @@ _GUARD = Policy().number
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Every number of the alerts. What the plan knows replaces a general figure; the others are those that guard judges by."""
+    """Every number of the alerts. The plan's figures replace general ones; the others are guard's own thresholds."""
 
-    outage_s: int = 180  # nobody of the whole job answers: a warm start takes less (55 to 141 s were measured)
+    outage_s: int = 180  # no engine of the job answers: a warm start takes less (55 to 141 s were measured)
     start_s: int = 600  # how long a start may take: one of several engines may be away for as long
     still_s: int = int(_GUARD("wedged", "still"))  # without a step, with work there
-    wait_s: float = 2.0  # that a new request may be expected to wait: what users were promised for the first token
+    wait_s: float = 2.0  # the expected wait of a new request: the promise for the first token
     ttft_s: float = 2.0
     queue_least: int = 4
     queue_share: float = 0.10
@@ -106,7 +106,7 @@ class Thresholds:
             **vars(self),
             "away_s": max(self.start_s - self.outage_s, 60),  # one of several engines does not answer
             "kept_out_s": max(1_800, self.start_s),
-            # Fewer free tokens than these is a full cache: of the tokens that the plan gives this model.
+            # A cache with fewer free tokens is full: a share of the tokens that the plan gives this model.
             "full_tokens": None if self.kv_tokens is None else round((1 - self.full) * self.kv_tokens),
         }
 
@@ -114,7 +114,7 @@ class Thresholds:
 def thresholds_of(settings: AssetSettings) -> Thresholds:
     """Thresholds for a plan, its promise to users and its timers."""
     plan = settings.plan
-    # Where the plan itself leaves less than guard's general bound, half of what it leaves is thin.
+    # If the plan itself leaves less than guard's general bound, half of that counts as thin.
     thin = Thresholds.thin_bytes if plan is None else max(0, min(Thresholds.thin_bytes, plan.slack_bytes // 2))
     return Thresholds(
         start_s=settings.timers.start_s,

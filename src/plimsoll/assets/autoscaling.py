@@ -1,4 +1,4 @@
-"""Files of `assets --for autoscaling`: a ScaledObject with a rule that a replay chose, its alert, and what was tried."""
+"""Files of `assets --for autoscaling`: a ScaledObject with the rule that a replay chose, its alert, and all rules tried."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from plimsoll.assets.settings import AssetSettings
 from plimsoll.tune.autoscale import ADDED_AT_ONCE, IN_FLIGHT, POLL_S, Autoscaling, ScalingTrial
 
 PROMETHEUS = "http://prometheus-operated.monitoring.svc:9090"
-CANNOT_S = 300  # without room to scale, and with more work than the replicas take
+CANNOT_S = 300  # seconds without room to scale, and with more work than the replicas take
 
 
 def autoscaling_files(settings: AssetSettings, found: Autoscaling, prometheus: str, traffic: str) -> dict[str, str]:
-    """The ScaledObject with its alert, and the table of what was tried."""
+    """Returns the ScaledObject with its alert, and the table of the rules tried."""
     assert found.chosen is not None, "asked only of a rule that keeps the promise"
     rule, names = found.chosen.rule, Names(settings)
     waiting, running = names.vllm("waiting"), names.vllm("running")
@@ -37,12 +37,12 @@ def autoscaling_files(settings: AssetSettings, found: Autoscaling, prometheus: s
 
 
 def kept_text(trial: ScalingTrial) -> str:
-    """`2,998 of 3,000 requests as promised with 1.8 replicas on average`"""
+    """Returns `2,998 of 3,000 requests as promised with 1.80 replicas on average`."""
     return f"{trial.met:,} of {trial.requests:,} requests as promised with {trial.mean_replicas:.2f} replicas on average"
 
 
 def tried_text(found: Autoscaling, traffic: str) -> str:
-    """Every rule that was replayed, in the order in which it was, the chosen one marked."""
+    """Returns the table of every replayed rule, in order, the chosen one marked."""
     head = ("figure", "target", "from", "to", "up s", "down s", *"traffic,as promised,of all,mean,most,changes,".split(","))
     rows = [head]
     for trial in found.trials:

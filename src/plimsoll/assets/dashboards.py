@@ -1,4 +1,4 @@
-"""The dashboards of dashboards.yaml as the JSON that Grafana imports."""
+"""Turns the dashboards of dashboards.yaml into the JSON that Grafana imports."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from plimsoll.assets.rendering import fill, read_data
 from plimsoll.assets.settings import AssetSettings
 
 WIDTH = 24
-_GRAFANA = load_data("dashboard")  # what Grafana wants of every variable and of each kind of panel
+_GRAFANA = load_data("dashboard")  # Grafana's required fields of every variable and of each kind of panel
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def dashboard_files(settings: AssetSettings, bounds: Thresholds) -> dict[str, str]:
-    """Paths and texts of every dashboard."""
+    """Returns the path and the text of every dashboard."""
     names, data = Names(settings), read_data("dashboards.yaml")
     context = {
         **bounds.context, "guard": names.guard, "has": names.has, "metric": names.exposition, "name": settings.name,

@@ -1,7 +1,7 @@
-"""Compares a folder with what would be generated, and writes it: an edited file is kept, and nothing goes through a link.
+"""Compares a folder with the generated files, and writes them: edited files are kept, and links are never followed.
 
-The folder holds a list of what was generated, with checksums. A file that still has its checksum is ours to replace; any
-other is somebody's work. Each file appears whole or not at all.
+The folder holds a list of the generated files, with checksums. A file that still has its checksum may be replaced; any other
+is somebody's work. Each file appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SCHEMA = "plimsoll.assets-manifest/1"
 
 @dataclass(frozen=True)
 class Changes:
-    """Paths by what becomes of them; every path stands in one of these."""
+    """Paths by their fate; every path is in exactly one of these."""
 
     write: tuple[str, ...] = ()
     same: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()  # Edited, and what is generated has not changed since: nothing is lost by keeping them
+    kept: tuple[str, ...] = ()  # Edited, while the generated text has not changed since: nothing is lost by keeping them
     outdated: tuple[str, ...] = ()
     """Edited, and what is generated has changed as well: somebody has to bring the two together. Said once."""
     remove: tuple[str, ...] = ()  # Generated earlier, no longer part of it, and never edited
@@ -37,7 +37,7 @@ class Changes:
 def decide(
     wanted: Mapping[str, bytes], there: Mapping[str, bytes], recorded: Mapping[str, str], *, is_forced: bool = False
 ) -> Changes:
-    """Sort paths by what to do with them; `there` holds the present content of wanted and recorded paths."""
+    """Sorts paths by what to do with them; `there` has the present content of wanted and recorded paths."""
     fates: dict[str, list[str]] = {name: [] for name in ("write", "same", "kept", "outdated", "remove", "left")}
     for path in sorted({*wanted, *(recorded.keys() & there.keys())}):
         is_ours = is_forced or (path in there and recorded.get(path) == checksum(there[path]))
@@ -58,7 +58,7 @@ def checksum(content: bytes) -> str:
 
 
 def manifest(wanted: Mapping[str, bytes], recorded: Mapping[str, str], changes: Changes, made_by: Sequence[str]) -> bytes:
-    """The list after the change, with what was generated: a file that is kept does not match it and stays known as edited."""
+    """Returns the list after the change, with generated checksums: a kept file does not match, and stays known as edited."""
     gone = {*changes.remove, *changes.left}
     files = {path: sha for path, sha in recorded.items() if path not in gone}
     files |= {path: checksum(content) for path, content in wanted.items()}
@@ -67,7 +67,7 @@ def manifest(wanted: Mapping[str, bytes], recorded: Mapping[str, str], changes: 
 
 
 def recorded_in(content: bytes | None) -> dict[str, str]:
-    """Checksums by path; none where the list cannot be read, so that every file counts as edited."""
+    """Returns checksums by path; none where the list cannot be read, so that every file counts as edited."""
     try:
         found = json.loads(content or b"")
     except (ValueError, RecursionError):
@@ -79,13 +79,13 @@ def recorded_in(content: bytes | None) -> dict[str, str]:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path of the list stays in the folder."""
+    """True if a path of the list stays in the folder."""
     parts = path.split("/")
     return not path.startswith("/") and ".." not in parts and "" not in parts and "\0" not in path
 
 
 def differences(wanted: Mapping[str, bytes], there: Mapping[str, bytes], stale: Sequence[str]) -> Iterator[str]:
-    """A unified diff from what lies there to what would be generated, file by file."""
+    """Yields a unified diff from the present to the generated text, file by file."""
     for path in sorted({*wanted, *stale}):
         old, new = there.get(path), wanted.get(path)
         if old == new:
@@ -100,11 +100,11 @@ def differences(wanted: Mapping[str, bytes], there: Mapping[str, bytes], stale: 
             yield from difflib.unified_diff(sides[0], sides[1], before, after, lineterm="")
 
 
-LARGEST_BYTES = 16 << 20  # none of ours comes near it
+LARGEST_BYTES = 16 << 20  # no generated file comes near it
 
 
 def read_there(folder: str, paths: Iterable[str]) -> dict[str, bytes]:
-    """Content of the files that exist under these paths. BadInput for a link or anything but a file."""
+    """Returns the content of the files that exist under these paths. BadInput for a link or anything but a file."""
     root = Path(folder)
     if root.exists() and not root.is_dir():
         raise BadInput(f"{folder}: a file, and a folder is needed")
@@ -143,7 +143,7 @@ def remove_files(folder: str, paths: Iterable[str]) -> None:
 
 
 def _refuse_links(root: Path, path: str) -> None:
-    """The folder itself may be a link, since the user named it; below it none is followed."""
+    """Raises BadInput for a link below the folder; the folder itself may be one, since the user named it."""
     place = root
     for part in path.split("/"):
         place = place / part

@@ -1,8 +1,8 @@
 """Writes plimsoll.inside as a wheel of its own: no dependency, no build tool, the same bytes on every machine.
 
-It holds plimsoll.inside and the few modules that it imports. pip installs it; unpacked, its folder can be on PYTHONPATH; and
-so can the file itself, because nothing in it is compressed or needs to be a file of its own. That is how it gets into a stock
-vLLM image without building another.
+It holds plimsoll.inside and the few modules that it imports. pip installs it. Its folder, unpacked, can be on PYTHONPATH, and
+so can the file itself, because nothing in it is compressed or needs to be a file of its own. So it works in a stock vLLM image
+without a build.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENTRY_POINTS = {
     "vllm.stat_logger_plugins": {"plimsoll": "plimsoll.inside.stat_logger:StatLogger"},
 }
 _BESIDE = ("__init__.py", "errors.py", "py.typed")
-_NO_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
+_NO_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can hold
 # With the file on PYTHONPATH in a shell, the command `plimsoll` would find this package first, and no command in it.
 _LETS_PASS = b"""
 from pkgutil import extend_path as _extended
@@ -39,7 +39,7 @@ __path__ = [*(p for p in _extended(__path__, __name__) if p not in __path__), *_
 
 
 class Wheel(NamedTuple):
-    """The file as bytes, under the name that pip wants."""
+    """The wheel's bytes, and the file name that pip requires."""
 
     name: str
     content: bytes
@@ -47,7 +47,7 @@ class Wheel(NamedTuple):
 
 
 def make_wheel(package: Path | None = None) -> Wheel:
-    """The wheel of the plimsoll package in a folder; by default the one that runs."""
+    """Returns the wheel of the plimsoll package in a folder; by default the running one."""
     root = package or Path(plimsoll.__file__).parent
     info = f"{DISTRIBUTION.replace('-', '_')}-{plimsoll.__version__}.dist-info"
     try:
@@ -78,13 +78,13 @@ def wheel_name() -> str:
 
 
 def _paths(root: Path) -> list[str]:
-    """Inside the package: plimsoll.inside whole, and what of ours it imports."""
+    """Returns paths in the package: all of plimsoll.inside, and our modules that it imports."""
     own = (path for kind in ("*.py", "*.json") for path in (root / "inside").rglob(kind))
     return sorted([*_BESIDE, *(path.relative_to(root).as_posix() for path in own)])
 
 
 def write_wheel(wheel: Wheel, where: str) -> Path:
-    """Put the wheel into a folder, which is made if need be, or write the .whl file that is named; whole or not at all."""
+    """Writes the wheel into a folder, which is made if needed, or to the named .whl file; completely or not at all."""
     path = Path(where) if where.endswith(".whl") else Path(where) / wheel.name
     write_files(str(path.parent), {path.name: wheel.content})
     return path

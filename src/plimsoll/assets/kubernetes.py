@@ -20,14 +20,14 @@ from plimsoll.guard.adapters.cluster import API_CALLS, LEASE_NAME, OBJECT_NAME
 
 SECRET = "plimsoll"  # noqa: S105 - the name of the Secret
 """The one Secret, in every namespace that needs a token; its keys are file names."""
-INSIDE_WHEEL = "/plimsoll/inside.whl"  # where the init container puts it, whatever version it brings
+INSIDE_WHEEL = "/plimsoll/inside.whl"  # where the init container puts the wheel, whatever its version
 PLUGIN = "kubectl-plimsoll"
 _LABEL = r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 LABEL_VALUE = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 _IMAGE = r"[a-z0-9][\w.:/-]{0,254}(?:@sha256:[0-9a-f]{64})?"
 QUANTITY = r"\d{1,12}(?:\.\d{1,3})?(?:m|k|Ki|M|Mi|G|Gi|T|Ti)?"
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-# What each component is for; the operator's and Grafana's objects stand in components of their own, too.
+# The purpose of each component; the operator's and Grafana's objects have components of their own, too.
 _PARTS = {
     "act": "lets guard act: restarts by eviction, and what else [act] allows",
     "nodes": "lets guard see that a node is drained or about to be taken back; a ClusterRole, since nodes have no namespace",
@@ -37,12 +37,12 @@ _PARTS = {
 
 
 def default_image() -> str:
-    """The image that `make image` builds, by its version."""
+    """Returns the image that `make image` builds, by its version."""
     return f"plimsoll:{plimsoll.__version__}"
 
 
 def words_of(given: Iterable[str], name: str, pattern: str, example: str) -> tuple[str, ...]:
-    """Every word of an option that may be given several times or with commas; BadInput for one that is none."""
+    """Returns every word of an option that may be repeated or have commas; BadInput for one that does not match."""
     words = tuple(dict.fromkeys(word.strip() for text in given for word in text.split(",")))
     for word in words:
         if not re.fullmatch(pattern, word):
@@ -51,7 +51,7 @@ def words_of(given: Iterable[str], name: str, pattern: str, example: str) -> tup
 
 
 def pairs_of(given: Iterable[str], name: str, value: str, example: str) -> tuple[tuple[str, str], ...]:
-    """NAME=VALUE, each name once."""
+    """Reads NAME=VALUE pairs; BadInput for a name given twice."""
     pairs = [word.partition("=") for word in words_of(given, name, f"{_LABEL}={value}", example)]
     if len({label for label, _, _ in pairs}) < len(pairs):
         raise BadInput(f"{name} gives one of its names twice")
@@ -59,7 +59,7 @@ def pairs_of(given: Iterable[str], name: str, value: str, example: str) -> tuple
 
 
 def tolerations_of(given: Iterable[str]) -> tuple[Toleration, ...]:
-    """KEY, KEY=VALUE, each with an effect behind a colon or without."""
+    """Reads tolerations: KEY or KEY=VALUE, each with or without an effect behind a colon."""
     pattern = f"{_LABEL}(?:={LABEL_VALUE})?(?::(?:{'|'.join(_EFFECTS)}))?"
     words = words_of(given, "--toleration", pattern, "nvidia.com/gpu:NoSchedule or dedicated=llm:NoSchedule")
     taints = [(*word.partition(":")[0].partition("="), word.partition(":")[2]) for word in words]
@@ -67,7 +67,7 @@ def tolerations_of(given: Iterable[str]) -> tuple[Toleration, ...]:
 
 
 def one_name(text: str | None, name: str, default: str, pattern: str = OBJECT_NAME) -> str:
-    """A name of an object, or the default where none was given."""
+    """Returns the name of an object, or the default if none was given; BadInput for a name that Kubernetes refuses."""
     if text is not None and not re.fullmatch(pattern, text):
         raise BadInput(f"{name} {text[:60]!r} is no name that Kubernetes takes")
     return text or default
@@ -88,18 +88,18 @@ class BoundRole:
 
     name: str
     namespace: str
-    rules: tuple[Mapping[str, Any], ...]  # group, resource, verbs, and the names of the only objects it is for
+    rules: tuple[Mapping[str, Any], ...]  # group, resource, verbs, and the names if it covers single objects
 
 
 def roles_of(cluster: Cluster, part: str, pods: tuple[str, ...] = ()) -> list[BoundRole]:
-    """The smallest Roles for the calls of one part: in every namespace of the engines, in guard's own, and outside of them.
+    """Returns the smallest Roles for the calls of one part: in the engines' namespaces, in guard's own, and cluster-wide.
 
-    `pods` are the only ones that guard may evict, where their names are known and stay.
+    `pods` are the only ones that guard may evict, if their names are known and stable.
     """
     name = cluster.guard if part == "observe" else f"{cluster.guard}-{part}"
     scopes = [(name, space, ("fleet", "own") if space == cluster.namespace else ("fleet",)) for space in cluster.namespaces]
     roles = []
-    # A ClusterRole has no namespace: two guards in one cluster tell theirs apart by guard's own.
+    # A ClusterRole has no namespace: guard's own in its name keeps those of two guards apart.
     for title, space, within in [*scopes, (f"{name}-{cluster.namespace}", "", ("cluster",))]:
         verbs: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
         for call in API_CALLS:
@@ -120,7 +120,7 @@ def roles_of(cluster: Cluster, part: str, pods: tuple[str, ...] = ()) -> list[Bo
 def guard_files(
     settings: AssetSettings, way: str, monitoring: Mapping[str, str], engines: Sequence[tuple[str, str]], **extra: object
 ) -> dict[str, str]:
-    """The base's and the components' files in the folder of a way; `extra` is what a launch adds to the templates."""
+    """Returns the base's and the components' files in the folder of a way; `extra` is a launch's context for the templates."""
     cluster, pods = settings.cluster, tuple(name for name, _ in engines)
     context: dict[str, object] = {
         "way": way,

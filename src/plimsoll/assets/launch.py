@@ -1,7 +1,7 @@
 """Files that launch one planned server, from `templates/`: systemd units, a compose project, Kubernetes manifests.
 
-Each way has guard beside the server, and a proxy in front of it that lets through what is for clients. Which values matter and
-why: docs/launch.md.
+Each way has guard beside the server, and a proxy in front of it that admits only clients' paths. docs/launch.md says which
+values matter and why.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from plimsoll.units import GIB
 from plimsoll.vllm import versions
 
 # The paths that clients may reach through a proxy. Everything else stays inside: figures, drains, adapters, admin
-# endpoints. A list of what is let through, by whole paths: what is merely kept out can be spelled another way
-# (`/v1/load%5flora_adapter`). What /v1/responses answered is asked for and cancelled by id, below that path.
+# endpoints. It lists the allowed paths as whole paths: a list of forbidden ones could be evaded by another spelling
+# (`/v1/load%5flora_adapter`). Answers of /v1/responses are fetched and cancelled by id, below that path.
 PATHS = (
     "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages",
     "/v1/messages/count_tokens", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v2/embed",
@@ -30,7 +30,7 @@ PATHS = (
 PROXY_PORT = 8080
 CACHE_BASE_GIB = 20  # compiled graphs, tokenizers, and room to load a second revision
 
-# Templates by the file they become; the wheel and plan.json lie beside them.
+# Templates by the file they become; the wheel and plan.json are beside them.
 FILES = {
     "systemd": {
         "{name}-start.sh": "start.sh", "{name}.service": "server.service", "plimsoll-guard.service": "guard.service",
@@ -44,7 +44,7 @@ WAYS = tuple(FILES)
 
 
 def launch_files(settings: AssetSettings, ways: Sequence[str]) -> dict[str, str]:
-    """Paths and texts of the files for these ways."""
+    """Returns paths and texts of the files for these ways."""
     made: dict[str, str] = {}
     for way in ways:
         context = _context(settings, way)
@@ -62,7 +62,7 @@ def _context(settings: AssetSettings, way: str) -> dict[str, Any]:
     model = command.words[2] if len(command.words) > 2 else ""
     weights = plan.weights_bytes * plan.tensor_parallel * plan.pipeline_parallel
     environment = dict(command.environment)
-    if command.has_gate:  # the mounted wheel stands where Python looks first
+    if command.has_gate:  # the mounted wheel comes first in Python's search path
         own = environment.get("PYTHONPATH")
         wheel = INSIDE_WHEEL if way == "kubernetes" else f"/plimsoll/{settings.wheel}"
         environment["PYTHONPATH"] = wheel + (f":{own}" if own else "")
@@ -110,7 +110,7 @@ def _context(settings: AssetSettings, way: str) -> dict[str, Any]:
 
 
 def _engines(settings: AssetSettings, way: str) -> list[tuple[str, str]]:
-    """Name and address of each engine; none where pods have no names that stay, and guard discovers them."""
+    """Returns name and address of each engine; none if the pods' names change, where guard discovers them."""
     name, port, cluster = settings.name, settings.planned.port, settings.cluster
     if way != "kubernetes":
         return [(name, f"http://{name if way == 'compose' else '127.0.0.1'}:{port}")]
@@ -128,7 +128,7 @@ def client_paths(release: str) -> tuple[str, ...]:
 
 
 def leaving_s(settings: AssetSettings) -> int:
-    """How long the gate is given before SIGTERM: for the balancer to stop, and longer where vLLM cannot drain by itself."""
+    """Returns the gate's time before SIGTERM: until the balancer stops, and longer if vLLM cannot drain by itself."""
     return settings.timers.drain_s if "--shutdown-timeout" in settings.planned.words else settings.timers.shutdown_s
 
 

@@ -1,6 +1,6 @@
 """The planned command, ready to be launched: plan figures read back, plimsoll.inside, timers and allocator added.
 
-What no file could be made for is BadInput. What is changed or has to be known is a note.
+BadInput for a command that no file can start. Notes list changes, and facts that the user has to know.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from plimsoll.vllm.versions import Engine
 
 
 def vendor_of(gpu: str) -> Vendor:
-    """The card's vendor; an unknown card counts as NVIDIA's, as in vLLM's stock build."""
+    """Returns the card's vendor; an unknown card counts as NVIDIA's, as in vLLM's stock build."""
     try:
         return gpu_named(gpu).vendor
     except BadInput:
         return Vendor.NVIDIA
 
 
-# What `plimsoll plan --json` printed, read back: the figures that files are made from, and the command that was planned.
+# Reads the output of `plimsoll plan --json`: the figures that files are made from, and the planned command.
 
 SCHEMA = "plimsoll.plan/1"
 
 
 def facts_of(plan: Mapping[str, Any], name: str) -> PlanFacts:
-    """The figures of a plan; BadInput, with the file's name, for anything else."""
+    """Reads the figures of a plan; BadInput, with the file's name, for anything else."""
     if plan.get("schema") != SCHEMA:
         raise BadInput(f"{name}: not a plan; plimsoll plan --json ... writes one")
     if "compare" in plan:
@@ -84,7 +84,7 @@ def release_of(plan: Mapping[str, Any], name: str) -> str:
 
 
 def planned_line(plan: Mapping[str, Any], name: str) -> str:
-    """The planned command as one line of shell, its secrets hidden."""
+    """Returns the planned command as one line of shell, its secrets hidden."""
     line = _text(plan, name, "flags.rewritten")
     if "\n" in line:
         raise BadInput(f"{name}: it plans several commands; files are made from one")
@@ -92,7 +92,7 @@ def planned_line(plan: Mapping[str, Any], name: str) -> str:
 
 
 def why_it_does_not_fit(plan: Mapping[str, Any]) -> str:
-    """The first finding's title, of a plan that does not fit."""
+    """Returns the first finding's title of a plan that does not fit."""
     findings = plan.get("findings")
     title = table(findings[0]).get("title") if isinstance(findings, list) and findings else None
     return title if isinstance(title, str) else "too little memory"
@@ -119,7 +119,7 @@ _CONNECTORS = ("--kv-transfer-config", "--kv-offloading-size")
 
 
 class Ready(NamedTuple):
-    """A command that can be launched, the timers around it, and what should be known of both."""
+    """A command that can be launched, the timers around it, and notes on both."""
 
     command: Command
     timers: Timers
@@ -127,7 +127,7 @@ class Ready(NamedTuple):
 
 
 def ready(launch: Launch, engine: Engine, plan: PlanFacts) -> Ready:
-    """The planned command made ready; BadInput where no file could be made that starts it."""
+    """Returns the planned command made ready; BadInput where no file can start it."""
     if launch.unresolved:
         raise BadInput(f"the planned command has a variable without a value: ${launch.unresolved[0]}; plan it with a value")
     checked = check(replace(launch, entry=EntryPoint.SERVE), engine)
@@ -135,7 +135,7 @@ def ready(launch: Launch, engine: Engine, plan: PlanFacts) -> Ready:
     _refuse(line.arguments, line.model)
     environment = tuple(pair for pair in checked.rewritten_environment if REDACTED not in pair[1])
     hidden = [name for name, value in checked.rewritten_environment if REDACTED in value]
-    # The words without secrets and without the timeout, which is put in anew.
+    # The words without secrets and without the timeout, which is added again.
     arguments, notes = list[str](), list(checked.notes)
     for argument in line.arguments:
         name = _name(argument)
@@ -208,7 +208,7 @@ def _port(arguments: Sequence[Argument]) -> int:
 def _allocator(
     environment: tuple[tuple[str, str], ...], arguments: Sequence[Argument], plan: PlanFacts, notes: list[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Expandable segments where they keep gaps from growing, and not where vLLM does not start with them.
+    """Adds expandable segments, which keep gaps from growing, unless vLLM does not start with them.
 
     With a KV connector vLLM refuses them (0.21.0 and later). With sleep mode it refused them (0.8.0 to 0.20.0), and has a pool
     of its own since. With several GPUs the custom all-reduce cannot share such memory, and the workers die while graphs are
@@ -227,7 +227,7 @@ def _allocator(
 
 
 def fit_inside(launch: Launch, engine: Engine) -> tuple[InsideLaunch, str]:
-    """The launch with the probe and the gate, where the release and the command take them; why there can be no gate, or ""."""
+    """Returns the launch with probe and gate, if release and command allow them; and why there can be no gate, or ""."""
     answers = answers_in(engine.release)
     by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
     fitted = fit(launch, engine, None, Plugins(has_stat_logger=by_entry_point, has_probe=True))

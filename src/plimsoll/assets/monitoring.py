@@ -1,4 +1,4 @@
-"""All files of `monitoring/`: rules and their tests, dashboards, and what Prometheus and Alertmanager need to use them."""
+"""All files of `monitoring/`: rules and their tests, dashboards, and configurations of Prometheus and Alertmanager."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from plimsoll.vllm.versions import Behaviour, engine_named
 EVALUATED_EVERY_S = 30
 SLOW_EVERY_S = 300
 """Cases that last for hours are looked at every five minutes, in a file of their own: promtool has one interval a file."""
-ANOTHER_JOB = "another-job"  # Every case that fires has a twin under this job, which is none of this file's business
-PAGER, TICKETS = "http://pager.invalid/page", "http://pager.invalid/ticket"  # Nobody's: to be replaced
+ANOTHER_JOB = "another-job"  # Every firing case has a twin under this job, which must stay silent
+PAGER, TICKETS = "http://pager.invalid/page", "http://pager.invalid/ticket"  # Placeholders
 
 
 def monitoring_files(settings: AssetSettings) -> dict[str, str]:
-    """Names and texts; BadInput for a release whose figures do not answer what the alerts ask."""
+    """Returns names and texts of the files; BadInput for a release without the figures that the alerts need."""
     if not Behaviour.V1_ENGINE.is_in(engine_named(settings.vllm).release):
         raise BadInput(
             f"monitoring is made for vLLM {Behaviour.V1_ENGINE.since} and newer: {settings.vllm} counts neither steps nor hits"
@@ -44,7 +44,7 @@ def alerts_of(groups: Iterable[RuleGroup]) -> list[Alert]:
 
 
 def runbook(alert: Alert) -> str:
-    """The page to read: of its finding, else its paragraph in docs/monitoring.md."""
+    """Returns the address of its finding's page, else of its paragraph in docs/monitoring.md."""
     return f"{DOCS_URL}/findings/{alert.code}.md" if alert.code else f"{DOCS_URL}/monitoring.md#{alert.name.lower()}"
 
 
@@ -53,7 +53,7 @@ def rules_text(groups: Sequence[RuleGroup], job: str) -> str:
 
 
 def cases_text(settings: AssetSettings, groups: Sequence[RuleGroup], every_s: float = EVALUATED_EVERY_S) -> str:
-    """`rules_test.yml`, or with another interval the cases of hours."""
+    """Returns `rules_test.yml`, or with another interval the cases that last hours."""
     names = Names(settings)
     records = {record.name: record.expr for group in groups for record in group.records}
     asked = {
@@ -68,7 +68,7 @@ def cases_text(settings: AssetSettings, groups: Sequence[RuleGroup], every_s: fl
         for case in alert.cases
         if (case.every_s >= SLOW_EVERY_S) is (every_s == SLOW_EVERY_S)
     ]
-    # A recording that nothing is added to is written once, with everybody who must be silent there.
+    # A recording without additions is written once, with all alerts that must be silent there.
     quiet: dict[str, list[tuple[Alert, Case]]] = {}
     tests: list[dict[str, object]] = []
     for alert, case in pairs:
@@ -105,10 +105,10 @@ def _only(series: Mapping[str, str], expressions: str) -> dict[str, str]:
 
 
 def prometheus_text(settings: AssetSettings, alertmanager: str = "127.0.0.1:9093") -> str:
-    """Scrapes every engine and guard, asks the rules, and tells Alertmanager: enough to try it, and to copy from."""
+    """Returns a configuration that scrapes every engine and guard and evaluates the rules: enough to try, and to copy from."""
     return render("prometheus.yml", settings=settings, guard_job=GUARD_JOB, alertmanager=alertmanager)
 
 
 def alertmanager_text(pager: str = PAGER, tickets: str = TICKETS) -> str:
-    """Pages go to one place and tickets to another; what follows from another alert is not told beside it."""
+    """Returns a configuration that sends pages to one place and tickets to another, and inhibits consequential alerts."""
     return render("alertmanager.yml", pager=pager, tickets=tickets)

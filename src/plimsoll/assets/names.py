@@ -1,4 +1,4 @@
-"""Metrics as this vLLM release, plimsoll.inside and guard name them: selectors for rules and panels, series for their tests."""
+"""Metrics by their names in this vLLM release, plimsoll.inside and guard: selectors for rules and panels, series for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plimsoll.vllm.versions import engine_named
 
 @cache
 def load_data(name: str) -> Any:
-    """`data/NAME.json`."""
+    """Reads `data/NAME.json`."""
     return json.loads(files("plimsoll.assets").joinpath(f"data/{name}.json").read_text(encoding="utf-8"))
 
 
@@ -45,12 +45,12 @@ class Names:
         self.engine = engine_named(settings.vllm)
 
     def has(self, metric: str) -> bool:
-        """Whether this release shows it without being asked."""
+        """True if this release always exports the metric, without a flag."""
         found = resolve(metric, self.engine)
         return found is not None and found.is_exact and found.shown == "always"
 
     def vllm(self, metric: str, suffix: str = "", **matchers: str) -> str:
-        """The selector of one of vLLM's metrics, by our name (vllm/metrics.py)."""
+        """Returns the selector of one of vLLM's metrics, by our name (vllm/metrics.py)."""
         found = resolve(metric, self.engine)
         assert found is not None, f"vLLM {self.engine} has no {metric}"
         assert found.is_exact, f"vLLM {self.engine} has only a relative of {metric}"
@@ -66,18 +66,18 @@ class Names:
         return select(f"plimsoll_guard_{name}", job=GUARD_JOB, **matchers)
 
     def here(self, *labels: str) -> dict[str, str]:
-        """Labels of the engine that the test cases are about."""
+        """Returns the labels of the engine in the test cases."""
         return {"job": self.job, "instance": INSTANCE} | {label: _OWN[label] for label in labels}
 
     def page(self, **values: str) -> dict[str, str]:
         return {series: text for metric, text in values.items() if (series := self.series(metric, self.here()))}
 
     def other(self, metric: str) -> str:
-        """The same metric of a second engine of the same job."""
+        """Returns the series of a second engine of the same job."""
         return self.series(metric, {"job": self.job, "instance": OTHER_INSTANCE})
 
     def series(self, metric: str, where: Mapping[str, str]) -> str:
-        """The series of a metric on an engine's page; empty if this release does not have it."""
+        """Returns the series of a metric on an engine's page; empty if this release does not have it."""
         if metric in _PLAIN:
             name, labels = _PLAIN[metric]
             return select(name, **where, **{label: _OWN[label] for label in labels})
@@ -98,13 +98,13 @@ class Names:
         return select(self.exposition(name) + suffix, **own) if self.has(name) else ""
 
     def recorded(self, shape: str, where: Mapping[str, str]) -> dict[str, str]:
-        """All series of a recording, as this release names them."""
+        """Returns all series of a recording, by their names in this release."""
         series = load_data("shapes")[shape]["series"]
         return {name: values for metric, values in series.items() if (name := self.series(metric, where))}
 
 
 def select(name: str, **matchers: str) -> str:
-    """A selector; a value that begins with ~ is a pattern, one that begins with ! must not be."""
+    """Returns a selector; a value with a leading ~ is a pattern, a leading ! excludes the value."""
     signs, parts = {"~": "=~", "!": "!="}, []
     for label, value in matchers.items():
         text = value[1:] if value[:1] in signs else value
@@ -114,7 +114,7 @@ def select(name: str, **matchers: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time as Prometheus writes it: 90s, 3m, 6h."""
+    """Returns a time as Prometheus writes it: 90s, 3m, 6h."""
     whole = math.ceil(seconds)
     for unit, size in (("h", 3600), ("m", 60)):
         if whole and whole % size == 0:
@@ -123,12 +123,12 @@ def span(seconds: float) -> str:
 
 
 def of_rank(rank: str, series: Mapping[str, str]) -> dict[str, str]:
-    """The same series of another rank of the same engine (data parallelism)."""
+    """Returns the same series for another rank of the same engine (data parallelism)."""
     return {name.replace('engine="0"', f'engine="{rank}"'): values for name, values in series.items()}
 
 
 def guard_page(at: str = "", **values: str) -> dict[str, str]:
-    """Series of guard's page: `up`, `trouble`, `age_ENGINE`, `held_ENGINE`, `armed_ENGINE_FEATURE` or `ENGINE_CONDITION`.
+    """Returns series of guard's page: `up`, `trouble`, `age_ENGINE`, `held_ENGINE`, `armed_ENGINE_FEATURE`, `ENGINE_CONDITION`.
 
     `at` is another job.
     """

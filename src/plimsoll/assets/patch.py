@@ -1,6 +1,6 @@
-"""A patch for vLLM servers that Kubernetes runs already: plimsoll.inside out of our image, its flags, probes, drain and grace.
+"""A patch for vLLM servers that Kubernetes runs already: plimsoll.inside from our image, its flags, probes, drain and grace.
 
-Only what is missing is added. What a Deployment says already stays, and is named with the reason. Deployments and their kin
+It adds only missing fields. Fields that a Deployment has already stay, and are named with the reason. Deployments and the like
 get a strategic-merge patch. In other objects (KServe's, LeaderWorkerSets) kustomize replaces whole lists, so they get a JSON
 patch, and so does a command line with a secret in it: a list would repeat the secret.
 """
@@ -36,7 +36,7 @@ DEPLOYMENT_MODE = "serving.kserve.io/deploymentMode"
 INSIDE = "plimsoll-inside"  # the init container, and the volume that it fills
 MOUNT, TOKENS = "/plimsoll", "/run/plimsoll"
 TOKEN_VARIABLES = {"PLIMSOLL_TOKEN", "PLIMSOLL_TOKEN_FILE"}
-START_S = 1800  # the weights are not known here: half an hour, after which a start that hangs is ended
+START_S = 1800  # the weights are unknown here: a start that hangs is ended after half an hour
 _HEALTH_PATHS = ("/health", "/v1/models", "/ping", "/")
 _SERVE = re.compile(r"(?:\bvllm\s+serve|-m\s*vllm\.entrypoints\.openai\.api_server)(?=\s|$)")
 _OWN_PATH = re.compile(r"(?<![\w$])PYTHONPATH=(\S*)")
@@ -45,7 +45,7 @@ _WORD = re.compile(r"[ \t]*(?:\\\n[ \t]*)*(?P<word>[^\s\\;&|<>()-][^\s;&|<>()]*)
 
 @dataclass(slots=True)
 class ContainerPatch:
-    """What one container of one object is given, and what was left as it is."""
+    """Fields to add to one container of one object, and those left as they are."""
 
     start: ManifestStart
     engine: Engine
@@ -61,7 +61,7 @@ class ContainerPatch:
         return self.start.launch.source.partition(", ")[2]
 
     def about(self) -> list[str]:
-        """What was added, what was left alone and what else should be known, in lines."""
+        """Returns lines on what was added, what was left alone and what else should be known."""
         release = f"vLLM {self.engine.release}" + (f", {self.engine.because}" if self.engine.because else "")
         lines = [f"{self.where} ({release}): added {', '.join(self.added)}"] if self.added else []
         lines += [f"{self.where}: left alone: {why}" for why in self.left]
@@ -76,7 +76,7 @@ class ContainerPatch:
 
 
 def patch_files(starts: Sequence[ManifestStart], image: str, asked: str | None) -> tuple[dict[str, str], list[str]]:
-    """The files under patch/, and notes on what was added and what was left alone; Found where no server takes any of it."""
+    """Returns the files under patch/, and notes on what was added and left alone; Found if nothing fits any server."""
     named = [start for start in starts if re.fullmatch(OBJECT_NAME, _target(start)[1]) and "initContainers" not in start.path]
     patches = [_patch(start, image, asked) for start in named]
     if not patches:
@@ -142,7 +142,7 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
     added, changed = fitted.added, fitted.changed
     backends = ("--distributed-executor-backend", "--data-parallel-backend")
     if GROUPED & set(start.path) or any(_value_of(start.launch, flag) == "ray" for flag in backends):
-        # Every worker imports the probe, and those in other pods would find none.
+        # Every worker imports the probe, and those in other pods would not find it.
         added, changed = tuple(word for at, word in enumerate(added) if PROBE_FLAG not in (word, added[at - 1])), ()
         patch.left.append(f"{PROBE_FLAG}: workers in other pods have no wheel")
     variables = _variables(start.body)
@@ -172,7 +172,7 @@ def _patch(start: ManifestStart, image: str, asked: str | None) -> ContainerPatc
 
 
 def _maker(owner: dict[str, Tree]) -> str:
-    """The object that a controller makes this one from, where it says so."""
+    """Returns the object from which a controller makes this one; "" if it names none."""
     metadata = table(owner.get("metadata"))
     for maker in tables(metadata.get("ownerReferences")):
         return f"{maker.get('kind')} {maker.get('name')}"
@@ -181,14 +181,14 @@ def _maker(owner: dict[str, Tree]) -> str:
 
 
 def _variables(body: dict[str, Tree]) -> dict[str, str | None]:
-    """The variables of a container; None for one whose value stands elsewhere."""
+    """Returns the variables of a container; None for one whose value is elsewhere."""
     return {
         str(each.get("name")): None if "valueFrom" in each else str(each.get("value") or "") for each in tables(body.get("env"))
     }
 
 
 def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
-    """Put flags where the container takes them: behind its arguments, into its script, or into KServe's variable."""
+    """Puts flags where the container takes them: behind its arguments, into its script, or into KServe's variable."""
     start, body = patch.start, patch.start.body
     if start.kind == LLM_SERVICE and not body.get("command"):
         own = _variables(body).get(LLM_SERVICE_ARGUMENTS)
@@ -202,7 +202,7 @@ def _add_words(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
     at = next((n for n, word in enumerate(all_words[:-1], 1) if is_shell and re.fullmatch(r"-[a-zA-Z]*c", word)), 0)
     while 0 < at < len(all_words) - 1 and all_words[at].startswith("-"):  # the shell's further options: `bash -lc -- SCRIPT`
         at += 1
-    if not at:  # no shell is asked
+    if not at:  # no shell runs
         patch.body["args"], patch.holds_secret = [*given, *words], _is_secret(given)
         patch.added.append(" ".join(words))
         return _is_as_wished(patch, words)
@@ -234,7 +234,7 @@ def _is_secret(words: Sequence[str]) -> bool:
 
 
 def _is_as_wished(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
-    """Whether the changed container starts the same command with our words and nothing else in it."""
+    """True if the changed container starts the same command with our words added and nothing else."""
     start = patch.start
     changed: dict[str, Tree] = {**start.body, **{key: value for key, value in patch.body.items() if key in ("command", "args")}}
     if start.path and start.path[-1] == "model":  # KServe's runtime has the rest of it
@@ -246,17 +246,17 @@ def _is_as_wished(patch: ContainerPatch, words: tuple[str, ...]) -> bool:
 
 
 def _add_wheel(patch: ContainerPatch, image: str, variables: dict[str, str | None]) -> None:
-    """The init container that brings the wheel, where Python looks first, and the token of the gate."""
+    """Adds the init container with the wheel, first in Python's search path, and the token of the gate."""
     own = variables.get("PYTHONPATH") or ""
     if INSIDE_WHEEL not in own.split(":"):
         patch.set("PYTHONPATH", INSIDE_WHEEL + (f":{own}" if own else ""))
-    # As much as it asks for and no more, or the pod would lose its QoS class Guaranteed and with it the cores of its own.
+    # Limits equal its requests, or the pod would lose its QoS class Guaranteed and with it its dedicated cores.
     resources = {"cpu": "500m", "memory": "256Mi"}
     security = {
         "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }  # fmt: skip
-    # The user is the image's own or the pod's: OpenShift refuses one that is not of the namespace's range.
+    # The user is the image's own or the pod's: OpenShift refuses one outside the namespace's range.
     if table(patch.start.pod.get("securityContext")).get("runAsUser") != "0":
         security["runAsNonRoot"] = True
     patch.pod["initContainers"] = [{
@@ -278,13 +278,13 @@ def _add_wheel(patch: ContainerPatch, image: str, variables: dict[str, str | Non
 
 
 def _add_probes(patch: ContainerPatch) -> None:
-    """Readiness by the gate, a start with patience, a drain before SIGTERM and the time that all of it takes."""
+    """Adds readiness by the gate, a patient startup probe, a drain before SIGTERM and enough grace for all of it."""
     launch, body, pod = patch.start.launch, patch.start.body, patch.start.pod
     may_be_knative = _may_be_knative(patch)
     if any(word.startswith("--ssl-") for word in launch.arguments) or patch.start.kind == LLM_SERVICE:
         patch.left.append("probes and preStop: the server speaks TLS; a readiness probe is /plimsoll/ready with scheme HTTPS")
         return
-    # KServe's runtime, a file or words that come from elsewhere may name another port.
+    # KServe's runtime, a file or words from elsewhere may name another port.
     is_elsewhere = patch.start.path[-1] == "model" or _value_of(launch, "--config") is not None
     is_elsewhere = is_elsewhere or any(
         word.startswith("$") and not before.startswith("-") for before, word in pairwise(launch.arguments)
@@ -319,7 +319,7 @@ def _add_probes(patch: ContainerPatch) -> None:
 
 
 def _may_be_knative(patch: ContainerPatch) -> bool:
-    """Whether KServe may hand the pod to Knative; what that means is noted."""
+    """True if KServe may pass the pod to Knative; adds a note on the consequences."""
     start = patch.start
     mode = table(table(start.owner.get("metadata")).get("annotations")).get(DEPLOYMENT_MODE)
     if start.kind != "InferenceService" or mode in ("RawDeployment", "Standard"):
@@ -390,7 +390,7 @@ def _merge_patch(parts: Sequence[ContainerPatch]) -> dict[str, Any]:
 
 
 def _json_patch(parts: Sequence[ContainerPatch]) -> list[dict[str, Any]]:
-    """Operations that append to lists and add fields; nothing that stands there is written anew."""
+    """Returns operations that append to lists and add fields; none rewrites an existing value."""
     operations: list[dict[str, Any]] = []
     done: set[str] = set()
     for part in parts:

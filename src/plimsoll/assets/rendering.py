@@ -18,7 +18,7 @@ _YAML_WORDS = frozenset("y n yes no on off true false null".split())
 
 
 def render(template: str, **context: object) -> str:
-    """The file that a template becomes, which is named without its `.j2`."""
+    """Renders a template, which is named without its `.j2`."""
     return _environment().get_template(f"{template}.j2").render(context)
 
 
@@ -32,8 +32,8 @@ def _environment() -> Environment:
         "shell": in_shell, "yaml": in_yaml, "quoted": quoted, "flag_lines": flag_lines, "span": span,
         # In a unit of systemd a percent sign begins a specifier and a backslash an escape.
         "unit": lambda text: text.replace("\\", "/").replace("%", "%%"),
-        "compose": lambda text: text.replace("$", "$$"),  # there `$$` is a dollar sign that begins no variable
-        # A pod's command or environment: `$(NAME)` would be replaced, and `$$` is one dollar sign.
+        "compose": lambda text: text.replace("$", "$$"),  # in Compose `$$` is a plain dollar sign
+        # In a pod's command or environment `$(NAME)` would be replaced, and `$$` is one dollar sign.
         "pod": lambda text: text.replace("$", "$$") if "$(" in text or "$$" in text else text,
     }  # fmt: skip
     return environment
@@ -41,13 +41,13 @@ def _environment() -> Environment:
 
 @cache
 def read_data(name: str) -> Any:
-    """alerts.yaml or dashboards.yaml, every word in it a text."""
+    """Reads alerts.yaml or dashboards.yaml, every scalar as text."""
     text = files("plimsoll.assets").joinpath(name).read_text(encoding="utf-8")
     return yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506  it makes nothing but texts
 
 
 def fill(value: Any, context: Mapping[str, object]) -> Any:
-    """The same data with its texts rendered; what has a `when` that is false is left out of its list."""
+    """Returns the same data with its texts rendered; drops list items whose `when` is false."""
     if isinstance(value, str):
         return _text(value).render(context) if "<<" in value or "<%" in value else value
     if isinstance(value, dict):
@@ -75,7 +75,7 @@ def _condition(text: str) -> Any:
 
 
 def headed(path: str, text: str, lines: Sequence[str]) -> str:
-    """The text with comment lines on top, below a `#!`; JSON takes none."""
+    """Returns the text with comment lines on top, below a `#!`; JSON has no comments."""
     if path.endswith((".json", ".whl")) or not lines:
         return text
     mark = "//" if path.endswith(".rules") else "#"
@@ -87,27 +87,27 @@ def headed(path: str, text: str, lines: Sequence[str]) -> str:
 
 
 def in_shell(word: str) -> str:
-    """One word of a POSIX shell; a dollar sign in double quotes and escaped, so that nobody wonders whether it was meant."""
+    """Returns one word of a POSIX shell; escapes a dollar sign in double quotes, so that it is clearly meant literally."""
     if "$" in word or "`" in word:
         return '"' + re.sub(r'([$`"\\])', r"\\\1", word) + '"'
     return shlex.quote(word)
 
 
 def quoted(text: str) -> str:
-    """A string in double quotes, as YAML and TOML both read it: what does not print is escaped by its number."""
+    """Returns a string in double quotes that YAML and TOML both read: unprintable letters are escaped by their numbers."""
     numbers = {letter: f"\\u{ord(letter):04x}" if ord(letter) <= 0xFFFF else f"\\U{ord(letter):08x}" for letter in text}
     escapes = {letter: number for letter, number in numbers.items() if not letter.isprintable()} | {'"': '\\"', "\\": "\\\\"}
     return '"' + "".join(escapes.get(letter, letter) for letter in text) + '"'
 
 
 def in_yaml(text: str) -> str:
-    """A scalar of YAML: quoted, so that nothing is read as a number, a date or a comment; plain where that is safe."""
+    """Returns a YAML scalar: quoted, so that nothing is read as a number, a date or a comment; plain where that is safe."""
     is_plain = re.fullmatch(r"[A-Za-z/]([A-Za-z0-9_./-]*[A-Za-z0-9_/-])?", text) and text.lower() not in _YAML_WORDS
     return text if is_plain else quoted(text)
 
 
 def flag_lines(words: Sequence[str]) -> list[list[str]]:
-    """The words of a command, a flag and its values in one group."""
+    """Groups the words of a command: each flag with its values."""
     groups: list[list[str]] = []
     for word in words:
         if not groups or re.match(r"--?[A-Za-z]", word):

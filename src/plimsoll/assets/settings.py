@@ -1,4 +1,4 @@
-"""What every generated file is made from: one plan, one vLLM version, and names and ports that agree between the files."""
+"""Input of every generated file: one plan, one vLLM version, and names and ports that agree between the files."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ SPARE_S = 30
 
 START_BASE_S = 600  # as long as vLLM itself waits for its engine (VLLM_ENGINE_READY_TIMEOUT_S): profile, compile, graphs
 SLOWEST_READ_BYTES_PER_S = 100_000_000  # weights over a network, or from one spinning disk
-LONGEST_START_S = 7200  # what guard gives a start
+LONGEST_START_S = 7200  # guard's limit for a start
 
 
 @dataclass(frozen=True)
 class Timers:
-    """How long everything may take when a server starts and stops: each wait is shorter than the next, so it ends first."""
+    """Time limits of a server's start and stop: each wait is shorter than the next, so it ends first."""
 
     drain_s: int  # the balancer notices that the server is no longer ready
     shutdown_s: int  # requests in flight end: vLLM's own --shutdown-timeout where the release has it
-    stop_s: int  # all of it, with vLLM's teardown: what guard waits for a unit or a container before it sends SIGKILL
-    grace_s: int  # what systemd, compose and Kubernetes wait before they do
-    evict_s: int  # what guard waits for a pod, which Kubernetes stops by itself
-    start_s: int  # stands alone
+    stop_s: int  # all of it, with vLLM's teardown: guard's wait for a unit or a container before SIGKILL
+    grace_s: int  # the wait of systemd, compose and Kubernetes before SIGKILL
+    evict_s: int  # guard's wait for a pod, which Kubernetes stops by itself
+    start_s: int  # independent of the others
 
 
 def timers_of(shutdown_s: int | None = None, weights_bytes: int = 0) -> Timers:
-    """The timers around a --shutdown-timeout, if one is wished for, and a start that reads so many bytes of weights."""
+    """Returns the timers for a --shutdown-timeout (None: the default) and a start that reads so many bytes of weights."""
     wished = DEFAULT_SHUTDOWN_S if shutdown_s is None else shutdown_s
     shutdown = min(max(wished, SHORTEST_SHUTDOWN_S), LONGEST_SHUTDOWN_S)
     drain = min(DRAIN_S, shutdown // 2)
@@ -53,7 +53,7 @@ class AlertSlo:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """Figures of `plimsoll plan --json`. Bytes are of one GPU, the one whose rank rules; tokens are of one engine (DP rank)."""
+    """Figures of `plimsoll plan --json`. Bytes are of one GPU, that of the decisive rank; tokens of one engine (DP rank)."""
 
     model: str
     fits: bool
@@ -71,29 +71,29 @@ class PlanFacts:
 
 @dataclass(frozen=True)
 class Command:
-    """The start command as the files have it: taken by the version, with plimsoll.inside and the timers in it."""
+    """The start command in the files: accepted by the version, with plimsoll.inside and the timers in it."""
 
     words: tuple[str, ...]  # From `vllm` on; none of them holds a secret or a variable
     environment: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[str, ...] = ()  # Names of variables whose values the plan hid: they come from a file that is not generated
+    secrets: tuple[str, ...] = ()  # Variables whose values the plan hid: they come from a file that is not generated
     port: int = 8000
-    has_gate: bool = True  # Whether plimsoll.inside stands in it: without it readiness is /health, and guard only observes
-    has_connector: bool = False  # Whether it shares its KV cache with something else: guard then only observes, too
+    has_gate: bool = True  # With plimsoll.inside; without it readiness is /health, and guard only observes
+    has_connector: bool = False  # It shares its KV cache with something else: guard then only observes, too
 
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
     key: str
-    value: str = ""  # empty: whatever its value
+    value: str = ""  # empty: any value
     effect: str = ""  # empty: every effect
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where in Kubernetes the objects go, and what the user wants them to say."""
+    """The user's settings for the Kubernetes objects: namespaces, names, images, resources."""
 
-    namespaces: tuple[str, ...] = ("models",)  # those of the engines; guard lives in the first
-    guard: str = "plimsoll-guard"  # what guard's objects are called, its Lease among them
+    namespaces: tuple[str, ...] = ("models",)  # those of the engines; guard runs in the first
+    guard: str = "plimsoll-guard"  # the name of guard's objects, its Lease among them
     selector: str = ""  # labels of the engines' pods; empty: app=NAME
     image: str = ""  # plimsoll's own, for guard and for the init container
     server_image: str = ""  # empty: vLLM's own image of the plan's release
@@ -114,7 +114,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class AssetSettings:
-    """A plan, a version, and the names that the files call each other by."""
+    """A plan, a version, and the names by which the files refer to each other."""
 
     vllm: str  # A release such as 0.32.0
     plan: PlanFacts | None = None  # None without --plan: thresholds are then general ones, and nothing can be launched
@@ -123,19 +123,19 @@ class AssetSettings:
     timers: Timers = field(default_factory=timers_of)
     name: str = "vllm"
     """Of the unit, the service, the StatefulSet, the label `app` and, unless told otherwise, Prometheus's job."""
-    own_job: str = ""  # What the user's Prometheus calls the job that scrapes the engines, if it is not the name
+    own_job: str = ""  # The scrape job of the engines in the user's Prometheus, if it is not the name
     cluster: Cluster = Cluster()
     targets: tuple[str, ...] = ("127.0.0.1:8000",)  # Host and port of every engine, for Prometheus
     guard_port: int = 9790
     guard_target: str = "127.0.0.1:9790"
-    wheel: str = ""  # The file name of plimsoll.inside as a wheel, which lies beside what mounts it
+    wheel: str = ""  # The file name of plimsoll.inside's wheel, beside the files that mount it
     made_by: tuple[str, ...] = ()
     """Lines that say which plan, version and command made a file; no secret in them. The command puts them on top of every
     file that takes comments; a dashboard has them in its description."""
 
     @property
     def planned(self) -> Command:
-        """The command of settings that have one: launch files are made from a plan alone."""
+        """The planned command; only for settings with a plan, from which alone launch files are made."""
         assert self.command is not None
         return self.command
 

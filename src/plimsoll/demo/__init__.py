@@ -1,1 +1,1 @@
-"""What `plimsoll demo` plays: a small fleet without a GPU, traffic, a real guard, and four things that go wrong."""
+"""The play of `plimsoll demo`: a small fleet without a GPU, traffic, a real guard, and four incidents."""

@@ -1,7 +1,7 @@
-"""A small balancer in this process: fewest requests first, readiness asked by itself, and guard's webhook to take engines out.
+"""A small balancer in this process: fewest requests first, readiness checks, and guard's webhook to take engines out.
 
-A request goes to another engine as long as not one byte of its answer's body has come: of a stream the head is held back until
-its first token is there. What has begun is never begun anew. Out means: no new request; what runs goes on.
+A request may go to another engine until the first byte of its answer's body: the head of a stream is held back until its first
+token comes. An answer that has begun is never repeated. Out of rotation means no new request; running ones go on.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ async def ask(
 
 
 def free_port() -> int:
-    """One that nobody listens on now, below those that the kernel gives to outgoing connections: a client could take one.
+    """Returns a port that is not open now, below those that the kernel gives to outgoing connections: a client could take one.
 
-    No port is given twice: whoever got one may need a minute until it listens there.
+    No port is returned twice: its server may need a minute to open it.
     """
     for port in random.sample(range(22_000, 32_000), 200):
         with socket.socket() as found, contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ class Backend:
 
 
 class DemoBalancer:
-    """A balancer for these engines with two ports: one for clients, one for guard."""
+    """A balancer for these engines, with one port for clients and one for guard."""
 
     is_haproxy = False
 
@@ -131,7 +131,7 @@ class DemoBalancer:
         return web.Response(status=503)
 
     async def _sent(self, engine: Backend, request: web.BaseRequest, body: bytes) -> web.StreamResponse | None:
-        """Its answer, passed on; None where nothing of one came. Where it breaks off, so does ours."""
+        """Passes on the engine's answer; None if nothing of one came. If it breaks off, so does ours."""
         answer: web.StreamResponse | None = None
         url = f"http://{HOST}:{engine.port}{request.path_qs}"
         try:
@@ -165,7 +165,7 @@ class DemoBalancer:
         return web.json_response(self.obey(await request.json()))
 
     def obey(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Do what guard asks, by the contract of docs/balancers.md."""
+        """Carries out one verb of guard's, by the contract of docs/balancers.md."""
         engine, verb, epoch = self.engines.get(str(asked.get("engine"))), asked.get("verb"), asked.get("epoch")
         if engine is None:
             return {"done": None, "says": "there is no such engine here"}

@@ -1,7 +1,7 @@
-"""The fleet of the demo: three stand-ins, a balancer before them, and a guard that acts, each a process of its own.
+"""The fleet of the demo: three stand-ins, a balancer in front of them, and an acting guard, each in its own process.
 
-All of it lives in one temporary folder that only this user can enter, on ports that were free. The guard is the real one with
-a configuration file as anybody would write it; only its times are short.
+All of it uses one temporary folder that only this user can enter, and free ports. The guard is the real one with an ordinary
+configuration file; only its times are short.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from plimsoll.guard.adapters.command import ENDED, NOT_RUNNING
 from plimsoll.guard.adapters.own_process import OwnProcess
 from plimsoll.hardware.processes import boot_mark, read_processes
 
-# One stand-in as commands start and stop it: `python -m plimsoll.demo.fleet FOLDER start|stop|is-running|pids`.
+# Commands that start and stop one stand-in: `python -m plimsoll.demo.fleet FOLDER start|stop|is-running|pids`.
 #
-# This is what a service manager does on a real machine. Exit codes are those of guard's contract for commands (see
+# A service manager does this on a real machine. Exit codes are those of guard's contract for commands (see
 # docs/balancers.md and docs/guard-config.md): 0 done or running, 3 not running, 151 it ended by itself, else failed.
 
 FILE = "unit.json"
@@ -34,7 +34,7 @@ STOP_S = 60.0
 
 
 def write_unit(folder: Path, words: list[str], environment: dict[str, str]) -> None:
-    """Keep the command and what its environment has beside ours."""
+    """Saves the command, and the variables that its environment has beside ours."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / FILE
     path.touch(mode=0o600)
@@ -50,7 +50,7 @@ def unit(folder: Path) -> OwnProcess:
 
 
 async def obey(engine: OwnProcess, verb: str) -> int:
-    """Run one verb of the contract."""
+    """Runs one verb of the contract; returns its exit code."""
     if verb == "is-running":
         if await engine.is_running():
             return 0
@@ -83,7 +83,7 @@ ENGINE = (TEMPLATES / "engine.toml").read_text(encoding="utf-8")
 
 
 class Guard:
-    """`plimsoll guard --act` as a process; what it says is kept as lines of JSON."""
+    """`plimsoll guard --act` as a process; its output is kept as lines of JSON."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port, self.token = folder, free_port(), secrets.token_hex(16)
@@ -93,7 +93,7 @@ class Guard:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, config: Path) -> None:
-        """Start it and wait until its API answers."""
+        """Starts it and waits until its API answers."""
         words = ("guard", "--config", str(config), "--act", "--json")
         with self.said.open("ab") as out, self.errors.open("ab") as err:
             self._process = await asyncio.create_subprocess_exec(
@@ -125,9 +125,9 @@ class Guard:
 
 
 class DemoFleet:
-    """Everything that runs, and the one place that ends it."""
+    """Everything that the demo runs, and the one place that ends it."""
 
-    checks = Checks()  # what the balancer asks each engine; of the demo's own only the path is heeded
+    checks = Checks()  # the balancer's health checks; the demo's own balancer uses only the path
     start_s = START_S
 
     def __init__(self, folder: Path, *, use_haproxy: bool, speed: float = 1.0) -> None:
@@ -153,11 +153,11 @@ class DemoFleet:
 
     @property
     def link(self) -> str:
-        """The page with its token, which ends with the demo."""
+        """The page's address with its token, which ends with the demo."""
         return f"{self.page}#token={self.guard.token}"
 
     async def start(self) -> None:
-        """Start all of it, the balancer before guard, whose configuration names it, and wait until it is ready."""
+        """Starts all of it, the balancer before guard, whose configuration names it, and waits until it is ready."""
         for name in NAMES:
             place = self.folder / name
             write_unit(place, plimsoll_command(*self.words(name)), self.environment(name))
@@ -199,7 +199,7 @@ class DemoFleet:
         await self.guard.start(config)
 
     def config(self) -> str:
-        """Guard's configuration; the balancer must have its port by then."""
+        """Returns guard's configuration; the balancer must have its port by then."""
         return CONFIG.format(host=HOST, port=self.guard.port) + "".join(self._table(name) for name in NAMES)
 
     def _table(self, name: str) -> str:
@@ -222,7 +222,7 @@ class DemoFleet:
         return int(told.table().get("in_flight") or 0)
 
     async def memory(self, name: str) -> tuple[int, int, int]:
-        """Bytes of its card that are free, that torch holds without use, and that other processes hold."""
+        """Returns bytes of its card that are free, that torch holds without use, and that other processes hold."""
         told = (await ask(self.ports[name], "/plimsoll/memory", token=self.gate_token)).table()
         if not told.get("workers"):
             raise WorldFailed(f"the stand-in {name} does not tell of its memory")
@@ -230,7 +230,7 @@ class DemoFleet:
         return int(device["free"]), int(allocator["releasable"]), int(device["by_others"])
 
     async def stop(self) -> None:
-        for name in NAMES:  # without it nothing can be started any more
+        for name in NAMES:  # without this file nothing can be started again
             (self.folder / name / FILE).unlink(missing_ok=True)
         with contextlib.suppress(Exception):
             await self.guard.stop()
@@ -246,7 +246,7 @@ def plimsoll_command(*words: str) -> list[str]:
 
 
 async def run_plimsoll(*words: str, limit_s: float = 60.0) -> tuple[int, str]:
-    """Run a command to its end; returns its exit code and all that it printed."""
+    """Runs a command to its end; returns its exit code and its whole output."""
     process = await asyncio.create_subprocess_exec(
         *plimsoll_command(*words), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT, env={**os.environ, "COLUMNS": "100"},
@@ -261,7 +261,7 @@ async def run_plimsoll(*words: str, limit_s: float = 60.0) -> tuple[int, str]:
 
 
 async def end_process(process: asyncio.subprocess.Process | None, within_s: float) -> None:
-    """SIGTERM, then SIGKILL."""
+    """Ends a process with SIGTERM, then SIGKILL."""
     if process is None or process.returncode is not None:
         return
     for number, limit_s in ((signal.SIGTERM, within_s), (signal.SIGKILL, 5.0)):

@@ -1,4 +1,4 @@
-"""A real HAProxy in place of the demo's own balancer, where one is installed."""
+"""A real HAProxy in place of the demo's own balancer, if one is installed."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ CONFIG = (TEMPLATES / "haproxy.cfg").read_text(encoding="utf-8")
 
 
 class Checks(NamedTuple):
-    """The health check of each engine, how long it and an answer may take, and which failures are tried elsewhere."""
+    """The health check of each engine, the limits for it and for an answer, and the failures that are retried elsewhere."""
 
     path: str = READY
     how: str = "inter 500ms fall 2 rise 1"
     within: str = "500ms"
     answers: str = "120s"
-    again: str = "conn-failure empty-response"  # what is sent to another engine
+    again: str = "conn-failure empty-response"  # failures after which a request goes to another engine
 
 
-# The kernel takes 107 bytes of a socket's path, and HAProxy binds to it with its process id and ".tmp" behind it first.
+# The kernel takes 107 bytes of a socket's path, and HAProxy first binds to it with its process id and ".tmp" appended.
 LONGEST_SOCKET_PATH = 90
 
 
 def find() -> str | None:
-    """The path of HAProxy; None where it is not installed."""
+    """Returns the path of HAProxy; None where it is not installed."""
     return shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
 class DemoHAProxy:
-    """Before these engines; guard speaks to its admin socket."""
+    """A HAProxy in front of these engines; guard uses its admin socket."""
 
     is_haproxy = True
 
@@ -84,14 +84,14 @@ class DemoHAProxy:
             shutil.rmtree(self._short_folder, ignore_errors=True)
 
     async def count_sent_again(self) -> int | None:
-        """Requests that were given to another engine, by its own count; None where it does not tell."""
+        """Returns HAProxy's count of requests that went to another engine; None where it has none."""
         try:
             return sum(int(row["wredis"]) for row in await self._statistics() if row["svname"] == "BACKEND")
         except (OSError, TimeoutError, KeyError, ValueError):
             return None
 
     async def takes_work(self) -> dict[str, bool]:
-        """To which of them new requests go now, by its own word; nothing where it does not tell."""
+        """Returns whether new requests go to each engine now, by HAProxy; {} if it does not answer."""
         try:
             rows = [row for row in await self._statistics() if row["svname"] in self._engines]
             return {row["svname"]: row["status"].startswith("UP") for row in rows}

@@ -1,4 +1,4 @@
-"""The four incidents. Each makes something happen, waits for what guard makes of it, and says what was not as it should be."""
+"""The four incidents. Each causes trouble, waits for guard's reaction, and returns what went wrong, "" if nothing did."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plimsoll.guard.act.journal_entry import OPENED
 
 CALM, BUSY = 3.0, 16.0  # requests a second
 BUSY_TOKENS = 72
-AFTER_S = 4.0  # that the burst lasts after guard began to shed
+AFTER_S = 4.0  # how long the burst lasts after guard began to shed
 LONG_TOKENS = 3_000
 JOBS = 4
 JOB_SHARE = 0.24  # of the KV cache, for each of them: together it is full, and each has room for its answer
@@ -24,7 +24,7 @@ _ANSWERS = {"True": "yes", "False": "no", "true": "yes", "false": "no"}
 
 
 class Stage(NamedTuple):
-    """All that an incident needs. `rate` holds one number: requests a second through the balancer."""
+    """The context of an incident. `rate` holds one number: requests a second through the balancer."""
 
     fleet: DemoFleet
     traffic: ClientTraffic
@@ -34,7 +34,7 @@ class Stage(NamedTuple):
     speed: float
 
     def happens(self, text: str) -> None:
-        """Tell what the demo does, after all that guard has said by now."""
+        """Prints what the demo does, after everything that guard has reported by now."""
         self.watch.look()
         self.screen.happens(text)
 
@@ -43,7 +43,7 @@ class Stage(NamedTuple):
 
 
 async def burst(stage: Stage) -> str:
-    """Five times the traffic: new work that would wait too long is refused until the queue does not grow any more."""
+    """Five times the traffic: new work that would wait too long is refused until the queue stops growing."""
     watch, count = stage.watch, stage.traffic.count
     since, waited = watch.last, count.waited
     stage.happens(
@@ -53,7 +53,7 @@ async def burst(stage: Stage) -> str:
     coming = asyncio.create_task(stage.traffic.at_rate(lambda: BUSY - CALM, over.is_set, tokens=BUSY_TOKENS))
     try:
         is_shed = await watch.until(lambda: watch.did("shed", since=since) is not None, 30.0)
-        await asyncio.sleep(max(2.0, AFTER_S / stage.speed))  # or hardly anybody is told to wait
+        await asyncio.sleep(max(2.0, AFTER_S / stage.speed))  # or hardly any client is told to wait
     finally:
         over.set()
         await asyncio.gather(coming, return_exceptions=True)
@@ -70,7 +70,7 @@ async def burst(stage: Stage) -> str:
 
 
 async def neighbour(stage: Stage) -> str:
-    """Another process wants memory that torch holds on to without use: compaction gives it."""
+    """Another process needs memory that torch holds without use: compaction releases it."""
     fleet, watch, engine = stage.fleet, stage.watch, NAMES[0]
     since = watch.last
     free, unused, _ = await fleet.memory(engine)

@@ -1,4 +1,4 @@
-"""The whole play: plan, start, four incidents, doctor, and the summary; whatever happens, all that was started is ended."""
+"""The whole play: plan, start, four incidents, doctor, and the summary; every process that it starts is ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PlayOptions(NamedTuple):
 
 
 async def play(options: PlayOptions, screen: Screen) -> DemoSummary:
-    """Play the demo in a temporary folder; returns its summary."""
+    """Plays the demo in a temporary folder; returns its summary."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="plimsoll-demo-"))
     except OSError as error:
@@ -48,7 +48,7 @@ async def play(options: PlayOptions, screen: Screen) -> DemoSummary:
             summary = await _play(fleet, options, screen)
         finally:
             await fleet.stop()
-    except BrokenPipeError:  # whoever read along has gone
+    except BrokenPipeError:  # the reader of the output has gone
         raise
     except OSError as error:
         raise WorldFailed(f"{error.filename or folder}: {error.strerror or error}") from None
@@ -80,7 +80,7 @@ async def _play(fleet: DemoFleet, options: PlayOptions, screen: Screen) -> DemoS
     tasks = [asyncio.create_task(watch.run()), asyncio.create_task(traffic.at_rate(lambda: stage.rate[0], over.is_set))]
     began = time.time()
     try:
-        # What two long prompts on a needed for a moment torch keeps from then on.
+        # Torch keeps the memory that two long prompts on a need for a moment.
         prompts = [traffic.send(incidents.LONG_TOKENS, 8, port=fleet.ports[NAMES[0]]) for _ in range(2)]
         await asyncio.wait([asyncio.create_task(stage.pause(1.5)), *prompts], timeout=10.0)
         played = [
@@ -117,7 +117,7 @@ async def _play(fleet: DemoFleet, options: PlayOptions, screen: Screen) -> DemoS
 
 
 async def _planned(screen: Screen, starting: asyncio.Task[None]) -> int:
-    """Plan while the stand-ins start; how many tokens the KV cache will hold."""
+    """Plans while the stand-ins start; returns how many tokens the KV cache will hold."""
     try:
         screen.head("Plan: will it fit?")
         words = ["plan", "--gpu", GPU, "--", "vllm", "serve", *SERVE]
@@ -146,7 +146,7 @@ async def _one(stage: Stage, title: str, plays: Callable[[Stage], Awaitable[str]
     began = time.monotonic()
     try:
         wrong = await plays(stage)
-    except WorldFailed as error:  # an engine that was to be there is not: the summary says so
+    except WorldFailed as error:  # an expected engine is missing: the summary says so
         wrong = str(error)
     if not stage.fleet.guard.is_running:
         wrong = "guard ended"
@@ -157,7 +157,7 @@ async def _one(stage: Stage, title: str, plays: Callable[[Stage], Awaitable[str]
 
 
 async def _doctored(stage: Stage) -> str:
-    """doctor on what guard kept before it touched the engine."""
+    """Runs doctor on the evidence that guard saved before it touched the engine."""
     kept = stage.watch.did("evidence", NAMES[2])
     facts = kept.fields.get("facts") if kept is not None else None
     folder = facts.get("folder") if isinstance(facts, dict) else None
@@ -171,7 +171,7 @@ async def _doctored(stage: Stage) -> str:
 
 
 def show_summary(screen: Screen, summary: DemoSummary) -> None:
-    """The end of the play."""
+    """Prints the end of the play."""
     screen.head(f"In {summary.seconds:.0f} s")
     screen.plain(summary.lines())
     lost = len(summary.requests.lost)

@@ -1,4 +1,4 @@
-"""What the demo prints: headings, what happens, and what guard saw, decided and did, followed in its output and journal."""
+"""The demo's output: headings, events, and what guard saw, decided and did, by its output and journal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.render import terminal
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, Report
 
-# What guard said and wrote down, as lines for a reader: what it saw, what it decided, what it did. Nothing is added to it.
+# Turns guard's output and journal into lines for a reader: what it saw, decided and did. Nothing is added.
 
 SAW, DECIDED, DID, ENDED = "saw", "decided", "did", "ended"
-QUIET = ("lock", "unlock", "hold", "gone")  # steps that a reader need not see; they are in the journal
+QUIET = ("lock", "unlock", "hold", "gone")  # steps left out for the reader; the journal has them
 STEPS = {
     "evidence": "kept evidence", "leave": "took it out", "drain": "took it out", "idle": "waited", "stop": "stopped it",
     "start": "started it", "ready": "saw it ready", "check": "checked it", "warm": "warmed it up", "undrain": "put it back",
@@ -29,7 +29,7 @@ ENDS = {"done": "done and confirmed", "undone": "taken back", "stood-back": "lef
 
 
 class StoryLine(NamedTuple):
-    """One line: when, which of guard's four kinds of word, of which engine, and the words."""
+    """One line: its time, one of guard's four kinds of word, the engine, and the text."""
 
     at: float  # seconds since 1970
     how: str
@@ -38,7 +38,7 @@ class StoryLine(NamedTuple):
 
 
 def of_change(told: Mapping[str, Any]) -> StoryLine | None:
-    """From a line that guard printed: a condition that begins or is over. What it did comes from its journal."""
+    """Reads a line that guard printed: a condition that begins or is over. The journal has guard's actions."""
     engine, what, at = str(told.get("engine") or ""), told.get("what"), told.get("at")
     text = str(told.get("sentence") or "").removeprefix(f"{engine}: ")
     if what not in ("begins", "over", "needs-a-person"):
@@ -51,7 +51,7 @@ def of_change(told: Mapping[str, Any]) -> StoryLine | None:
 
 
 def of_entry(entry: Entry) -> StoryLine | None:
-    """From an entry of its journal; None for what a reader need not see."""
+    """Reads an entry of its journal; None for one that is left out for the reader."""
     fields = entry.fields
     if entry.kind == OPENED:
         return StoryLine(entry.at, DECIDED, entry.engine, f"to {fields.get('grade', 'act')}")
@@ -104,7 +104,7 @@ LOOK_S = 0.2
 
 
 class Watch:
-    """Follows one guard; `say` gets every line that a reader should see."""
+    """Follows one guard; `say` gets every line for the reader."""
 
     def __init__(self, guard: Guard, say: Callable[[StoryLine], None]) -> None:
         self.entries: list[Entry] = []
@@ -117,7 +117,7 @@ class Watch:
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Tell what is new in guard's output and journal."""
+        """Reports what is new in guard's output and journal."""
         data = b""
         with contextlib.suppress(OSError), self._guard.said.open("rb") as file:
             file.seek(self._read)
@@ -133,7 +133,7 @@ class Watch:
             self._say(line)
 
     async def until(self, holds: Callable[[], bool], within_s: float) -> bool:
-        """Wait for something; whether it came in time."""
+        """Waits until `holds` is true; True if that came in time."""
         end_s = asyncio.get_running_loop().time() + within_s
         while True:
             self.look()
@@ -144,12 +144,12 @@ class Watch:
             await asyncio.sleep(LOOK_S)
 
     def ends(self, grade: str, engine: str = "", since: int = 0) -> list[str]:
-        """How actions of this kind ended, after the entry of that number."""
+        """Returns how actions of this kind ended, after the entry of that number."""
         mine = [one for one in self.entries if one.kind == CLOSED and one.number > since and one.fields.get("grade") == grade]
         return [str(one.fields.get("end")) for one in mine if not engine or one.engine == engine]
 
     def did(self, step: str, engine: str = "", since: int = 0) -> Entry | None:
-        """The last time that this step was done."""
+        """Returns the last entry of this step done; None if there is none."""
         mine = [one for one in self.entries if one.number > since and one.kind == OUTCOME and one.step == step]
         done = [one for one in mine if one.fields.get("done") and (not engine or one.engine == engine)]
         return done[-1] if done else None

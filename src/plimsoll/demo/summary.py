@@ -1,4 +1,4 @@
-"""What came of it all: requests served and lost, what guard did, and how long each engine was in which state. Pure."""
+"""The demo's result: requests served and lost, guard's actions, and each engine's time in each state. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENDS = {"unshed": SHEDDING, "undrain": OUT}
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One incident: what it was called, how long it took, and what was not as it should be (nothing, if it was)."""
+    """One incident: its title, how long it took, and what went wrong, if anything."""
 
     title: str
     seconds: float
@@ -28,7 +28,7 @@ class Incident:
 
 
 def times(entries: Sequence[Entry], engines: Sequence[str], began: float, ended: float) -> dict[str, dict[str, float]]:
-    """Seconds that each engine was in each state, by guard's journal; together they are the whole time."""
+    """Returns the seconds that each engine spent in each state, by guard's journal; they add up to the whole time."""
     found: dict[str, dict[str, float]] = {}
     for engine in engines:
         mine = [one for one in entries if one.engine == engine]
@@ -60,7 +60,7 @@ def actions(entries: Sequence[Entry]) -> dict[str, Counter[str]]:
 class DemoSummary(NamedTuple):
     seconds: float
     requests: Count
-    sent_again: int | None  # requests that the balancer gave to another engine; None where it does not tell
+    sent_again: int | None  # requests that the balancer gave to another engine; None where it has no count
     played: Sequence[Incident]
     actions: Mapping[str, Mapping[str, int]]
     times: Mapping[str, Mapping[str, float]]
@@ -69,11 +69,11 @@ class DemoSummary(NamedTuple):
 
     @property
     def is_fine(self) -> bool:
-        """Nothing lost, and every incident ended as it should."""
+        """True if no request was lost and every incident ended as it should."""
         return not self.requests.lost and not any(one.wrong for one in self.played)
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """Returns the object that `--json` prints."""
         count = self.requests
         return {
             "schema": SCHEMA,

@@ -1,7 +1,7 @@
-"""Clients, and an honest count of what became of each request.
+"""Clients, and an honest count of each request's outcome.
 
-A request is served when its answer came whole and ended as it should. Told to wait (503 or 429 with Retry-After) it waits so
-long and asks again, as a good client does. Everything else is lost: an error, silence, an answer that breaks off.
+A request is served when its answer came whole and ended as it should. Told to wait (503 or 429 with Retry-After), a client
+waits that long and asks again, as a good client does. Everything else is lost: an error, silence, an answer that breaks off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plimsoll.net.client import Lost, Reply
 
 LIMIT_S = 90.0
 MOST_TRIES = 40
-LATEST_S = 2.0  # what is later than that is not made up for
+LATEST_S = 2.0  # a greater delay is not made up for
 LONGEST_WAIT_S = 15.0
 SERVED, WAIT = "served", "wait"
 WORDS = "the tide rises and the ship sits deeper than the line on her hull allows so part of the cargo goes ashore".split()
@@ -33,14 +33,14 @@ class Count:
     asked: int = 0
     served: int = 0
     tokens: int = 0
-    told_to_wait: int = 0  # answers that said so
+    told_to_wait: int = 0  # such answers
     waited: int = 0  # requests that were told so at least once
     under_way: int = 0
     lost: list[LostRequest] = field(default_factory=list)
 
 
 def verdict(told: Reply | Lost, *, stream: bool) -> str:
-    """SERVED, WAIT where it is to be asked again later, or why it is lost."""
+    """Returns SERVED, WAIT if the client has to ask again later, or why the request is lost."""
     if isinstance(told, Lost):
         return "the answer broke off" if told.was_begun else "no answer"
     if told.status in (429, 503) and told.headers.get("retry-after", "").strip().isdigit():
@@ -52,7 +52,7 @@ def verdict(told: Reply | Lost, *, stream: bool) -> str:
 
 
 class ClientTraffic:
-    """Requests through one port; many at once, each in a task of its own."""
+    """Sends requests through one port; many at once, each in its own task."""
 
     def __init__(self, port: int, model: str, *, streams: bool, chance: random.Random, limit_s: float = LIMIT_S) -> None:
         self.count = Count()
@@ -61,7 +61,7 @@ class ClientTraffic:
         self._began_s = asyncio.get_running_loop().time()
 
     def send(self, words: int = 24, tokens: int = 48, *, port: int | None = None) -> asyncio.Task[None]:
-        """One request, every other one for a stream."""
+        """Sends one request, every other one for a stream."""
         stream = self._streams and self.count.asked % 2 == 0
         text = " ".join(self._chance.choices(WORDS, k=words))
         task = asyncio.create_task(self._one(port or self._port, text, tokens, stream=stream))
@@ -70,9 +70,9 @@ class ClientTraffic:
         return task
 
     async def at_rate(self, per_s: Callable[[], float], until: Callable[[], bool], words: int = 24, tokens: int = 48) -> None:
-        """So many a second, with pauses as chance has it, until it is enough.
+        """Sends so many requests a second, with random pauses, until `until` is true.
 
-        When each is due does not hang on how fast this machine is: a late one is sent at once, and the next is not put off.
+        The schedule does not depend on this machine's speed: a late request is sent at once, and does not delay the next.
         """
         loop = asyncio.get_running_loop()
         due_s = loop.time()
@@ -84,7 +84,7 @@ class ClientTraffic:
                 self.send(words, tokens)
 
     async def rest(self, within_s: float) -> None:
-        """Wait until nothing is under way; what is then still there is lost."""
+        """Waits until no request is in flight, at most so long; the rest are lost."""
         tasks = set(self._tasks)
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
@@ -111,7 +111,7 @@ class ClientTraffic:
                 count.told_to_wait += 1
                 count.waited += tries == 1
                 pause_s = min(LONGEST_WAIT_S, float(told.headers["retry-after"]) if isinstance(told, Reply) else 0.0)
-                await asyncio.sleep(pause_s * self._chance.uniform(1.0, 1.3))  # or all come back at once
+                await asyncio.sleep(pause_s * self._chance.uniform(1.0, 1.3))  # so that not all come back at once
         except asyncio.CancelledError:
             self._lose("given up when the demo ended")
             raise
