@@ -84,13 +84,13 @@ class _Words:
         self.flags: list[list[str]] = []
         self.left_out: list[str] = []
         self.corrected: list[str] = []
-        self.to_be_set: list[str] = []  # numbers that vLLM refuses: without them it would take its default, which nobody meant
+        self.to_be_set: list[str] = []  # numbers that vLLM refuses: left out, vLLM would silently take its default
 
     def has(self, flag: str) -> bool:
         return any(words[0] == flag for words in self.flags)
 
     def add_instead(self, gone: flag_notes.Removal | None, values: tuple[str, ...], old: str) -> None:
-        """Put what replaces a flag in its place, unless the command has that already or the release lacks it."""
+        """Puts a flag's replacement in its place, unless the command has it already or the release lacks it."""
         rewrite = () if gone is None else gone.by_value.get(" ".join(values), gone.rewrite)
         if gone is None or not rewrite:
             self.left_out.append(old)
@@ -111,7 +111,7 @@ class _Words:
             self.flags.append(words)
 
     def _merge(self, flag: str, words: list[str], old: str) -> None:
-        """A dotted key beside JSON for the same flag: vLLM would forget the JSON, so the key goes into it."""
+        """Merges a dotted key into JSON for the same flag, since vLLM would drop the JSON."""
         target = next(w for w in self.flags if w[0] == flag)
         try:
             merged = json.loads(target[1])
@@ -132,10 +132,10 @@ class _Words:
 def rewrite(
     line: CommandLine, judged: list[Judged], variables: list[Variable], engine: Engine
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """A command that the release takes: its words, its variables, and notes on what was replaced, left out or spelled out."""
+    """Returns a command that the release takes: words, variables, and notes on flags replaced, left out or spelled out."""
     verdicts = {id(argument): item for argument, item in judged}
     made = _Words(flags_of(engine.release))
-    # Of each switch of the command itself, the last argument that says on or off in a way we can keep.
+    # The last argument of each switch of the command itself that can be kept.
     switches = [(a.row.name, id(a)) for a in line.arguments if a.row is not None and a.row.kind == "on-off" and not a.source]
     last_switch = {name: key for name, key in switches if _is_kept(verdicts[key])}
     given = line.given
@@ -143,7 +143,7 @@ def rewrite(
     replaced: list[Argument] = []
     for argument in line.arguments:
         if argument.source:
-            continue  # it stands in the --config file
+            continue  # it is in the --config file
         if argument.is_opaque:
             made.flags.append([argument.typed])
             continue
@@ -158,7 +158,7 @@ def rewrite(
             _mend(argument, item, made, engine.release, given)
         elif item.status is not FlagStatus.REDUNDANT or (row is not None and row.name in in_file):
             made.flags.append(spelled(argument))
-    for argument in replaced:  # after the rest, so that what the command says itself is seen first
+    for argument in replaced:  # after the rest, so that the command's own flags come first
         made.add_instead(flag_notes.GONE.get(argument.spelling), argument.values, argument.typed)
     kept = []
     for name, value, verdict in variables:
@@ -179,7 +179,7 @@ def rewrite(
 
 
 def _is_kept(item: Item) -> bool:
-    """True if the release takes it, or we know the words that say the same."""
+    """True if the release takes it, or we know an equivalent."""
     return not item.status.is_refused or item.instead is not None
 
 
@@ -192,7 +192,7 @@ def _mend(argument: Argument, item: Item, made: _Words, release: str, given: fro
         made.flags.append([name, *argument.values])
         made.corrected.append(f"{argument.typed} to {name}")
     elif row is None or not item.status.is_refused:
-        # The value of a flag that nobody knows may be a secret behind a mistyped name.
+        # The value of an unknown flag may be a secret behind a mistyped name.
         made.left_out.append(" ".join([argument.typed, *(argument.values if row is not None else ())]))
     elif item.instead is not None and not row.takes_value:
         made.flags.append([item.instead])
@@ -206,7 +206,7 @@ def _mend(argument: Argument, item: Item, made: _Words, release: str, given: fro
 
 
 def spelled(argument: Argument) -> list[str]:
-    """The words of one argument, its name in full."""
+    """Returns the words of one argument, its name in full."""
     name = argument.spelling
     if argument.is_negated:
         name = "--no-" + name.removeprefix("--")
@@ -223,17 +223,17 @@ _NUMBERS = ("int", "float", "human-int", "human-int-or-auto")
 
 
 class OtherFlags(NamedTuple):
-    """The other flags of the command that a flag stands in."""
+    """The other flags of a flag's command."""
 
     given: frozenset[str]
-    overruled: frozenset[int] = frozenset()  # the arguments behind which the same flag is given again, by their id()
+    overruled: frozenset[int] = frozenset()  # arguments whose flag is given again later, by their id()
     is_whole: bool = True  # False: more flags may come from a variable or a file that was not seen
 
 
 def item_for(
     argument: Argument, status: FlagStatus, since: str | None = None, instead: str | None = None, note: str | None = None
 ) -> Item:
-    """The verdict under the name the user typed, with the file it stands in."""
+    """Returns the verdict under the name the user typed, with the file it is in."""
     if argument.source:
         note = f"{note}; from {argument.source}" if note else f"from {argument.source}"
     return Item(argument.typed, status, since, instead, note, argument.values)
@@ -270,7 +270,7 @@ def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unresol
         return item(FlagStatus.NO_EFFECT, instead=instead, note="vLLM drops an entry that says false")
     if (problem := value_problem(argument, unseen)) is not None:
         return _bad_value(argument, row, problem)
-    if id(argument) not in beside.overruled:  # values that the parser takes, and with which vLLM does not start
+    if id(argument) not in beside.overruled:  # values that the parser takes and with which vLLM does not start
         seen = (value for value in argument.values if value not in unseen)
         problem = next(filter(None, (out_of_range(row, value, release, beside.given) for value in seen)), None)
         if problem is not None:
@@ -281,7 +281,7 @@ def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unresol
 
 
 def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags, unseen: UnresolvedWords) -> Item:
-    """The release takes it: does it do anything?"""
+    """Returns the verdict on a flag that the release takes: whether it has an effect."""
     item, release = partial(item_for, argument), engine.release
     announced = flag_notes.ANNOUNCED.get(row.name)
     if (idle := flag_notes.in_force(flag_notes.IDLE, row.name, release)) is not None:
@@ -291,7 +291,7 @@ def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags,
         stretch = [r for r in history_of(row.name) if r.is_deprecated]
         note = f"{announced.release} removes it, as announced" if announced else "vLLM means to remove it"
         return item(FlagStatus.DEPRECATED, stretch[0].first, announced.instead if announced else None, note)
-    # A switch that says what is so anyway. Values that equal the default are kept: they pin what matters.
+    # A switch that sets the default. Values that equal the default are kept: they pin it.
     if not row.takes_value and not argument.values:
         wanted = not argument.is_negated
         implied = flag_notes.in_force(flag_notes.IMPLIED, row.name, release)
@@ -300,7 +300,7 @@ def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags,
         if row.kind == "on-off" and row.default is wanted:
             same = [r for r in history_of(row.name) if r.default is wanted]
             return item(FlagStatus.REDUNDANT, same[0].first if same else None, note="it is the default")
-    # A flag that acts only beside another, which the command does not give.
+    # A flag that needs another, which the command does not give.
     first = history_of(row.name)[0].first
     needs = flag_notes.in_force(flag_notes.NEEDS, row.name, release)
     if needs is not None and beside.is_whole and needs.flag not in beside.given and not argument.is_negated:
@@ -325,7 +325,7 @@ def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags,
 
 
 def _absent(argument: Argument, engine: Engine) -> Item:
-    """The release has no such flag: was it removed, does it come later, or did it never exist?"""
+    """Returns the verdict on a flag that the release lacks: removed, later, or never existed."""
     never = partial(item_for, argument, FlagStatus.NEVER_EXISTED)
     spelling, short_for = argument.spelling, ""
     if spelling in ("-h", "--help"):
@@ -361,13 +361,13 @@ def _absent(argument: Argument, engine: Engine) -> Item:
 
 
 def _long_names(release: str) -> dict[str, FlagRow]:
-    """Every long option string of a release, `--no-` forms included."""
+    """Returns every long option string of a release, `--no-` forms included."""
     names = {name: row for name, row in flags_of(release).items() if name.startswith("--")}
     return names | {f"--no-{name[2:]}": row for name, row in names.items() if row.kind == "on-off"}
 
 
 def corrected(argument: Argument, release: str) -> str | None:
-    """The one flag that a misspelt one stands for; None where several are as near, or where it does not take the values."""
+    """Returns the flag that a misspelt one means; None if several are as near, or it does not take the values."""
     spelling = argument.spelling
     if argument.row is not None or argument.candidates or argument.path or history_of(spelling):
         return None
@@ -385,7 +385,7 @@ def corrected(argument: Argument, release: str) -> str | None:
 
 
 def _bad_value(argument: Argument, row: FlagRow, problem: str) -> Item:
-    """A value the release refuses: other releases may take it."""
+    """Returns the verdict on a value that the release refuses and other releases may take."""
     values = argument.values
 
     def surely_takes(other: FlagRow) -> bool:  # a flag of any text says nothing about one of them
@@ -434,7 +434,7 @@ class FlagReport:
     unseen: UnresolvedWords
     notes: tuple[str, ...] = ()
     came_from: Engine | None = None
-    changes: tuple[Behaviour, ...] = ()  # what else the upgrade changes
+    changes: tuple[Behaviour, ...] = ()  # other changes of the upgrade
     config: ConfigFile | None = None  # the file that the command reads more flags from
 
     @property
@@ -444,12 +444,12 @@ class FlagReport:
 
 
 def check(launch: Launch, engine: Engine, came_from: Engine | None = None, config: ConfigFile | None = None) -> FlagReport:
-    """Judge every flag and variable of a launch against one version."""
+    """Judges every flag and variable of a launch against one version."""
     unseen = UnresolvedWords(launch.unresolved)
     takes_model = launch.entry is not EntryPoint.API_SERVER
     line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=unseen)
     line = with_config(line, config, engine)
-    # The parser reads and forgets arguments whose flag comes once more; other flags may come from what was not seen.
+    # The parser reads and drops arguments whose flag comes again; other flags may come from text that was not seen.
     last = {a.row.name: id(a) for a in line.arguments if a.row is not None and not a.path}
     overruled = frozenset(id(a) for a in line.arguments if a.row is not None and last.get(a.row.name) != id(a))
     is_opaque = any(a.is_opaque for a in line.arguments) or unseen.is_whole(line.model or "")
@@ -488,7 +488,7 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
 
 
 def with_branches(checked: FlagReport) -> FlagReport:
-    """The same with the flags that the version refuses in the branches of the script that were not taken."""
+    """Adds the flags that the version refuses in the branches of the script that were not taken."""
     seen = {(item.name, item.values) for item in checked.items}
     items = list(checked.items)
     for other in checked.launch.otherwise:
@@ -501,7 +501,7 @@ def with_branches(checked: FlagReport) -> FlagReport:
 
 
 def with_config(line: CommandLine, config: ConfigFile | None, engine: Engine) -> CommandLine:
-    """The line with the file's flags in front, as vLLM inserts them; the command line wins."""
+    """Returns the line with the file's flags in front, as vLLM inserts them; the command line wins."""
     if config is None or not config.entries:
         return line
     inner = arguments_from_config(config.entries, engine.release, config.name)
@@ -542,7 +542,7 @@ def _judge_variable(name: str, value: str, engine: Engine) -> Item | None:
 
 
 def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engine) -> list[Item]:
-    """Flags and variables the command leaves alone whose default is another one after the upgrade, memory first."""
+    """Returns flags and variables that the command does not set and whose default the upgrade changes, memory first."""
     given = {a.row.name for a in line.arguments if a.row is not None} | {"--model"}
     before, after = flags_of(old.release), flags_of(new.release)
     items = []
@@ -568,7 +568,7 @@ def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engin
 
 
 def _is_empty(default: object) -> bool:
-    """Unset, an empty text, list or object: a parser may write one for the other. False is a word of its own."""
+    """True for None and an empty text, list or object, which a parser may write for each other. False is another value."""
     return default is None or default in ("", [], {})
 
 
@@ -591,14 +591,14 @@ def _notes(launch: Launch, engine: Engine, came_from: Engine | None, line: Comma
     return notes
 
 
-# What vLLM's optional types read as "not set".
+# Values that vLLM's optional types read as "not set".
 _NOTHING = ("", "None")
-# Numbers such as 80m may stand bare in JSON: vLLM expands them before it reads it.
+# Numbers such as 80m may be bare in JSON: vLLM expands them before it parses the JSON.
 _HUMAN_NUMBER = r"\b\d+(?:\.\d+)?[kKmMgGtT]\b"
 
 
 def value_problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
-    """Why the parser refuses the value; None if it takes it or we cannot tell."""
+    """Returns why the parser refuses the value; None if it takes it or we cannot tell."""
     row = argument.row
     assert row is not None
     if argument.lacks_value:
@@ -613,7 +613,7 @@ def value_problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
 
 
 def row_problem(row: FlagRow, value: str) -> str | None:
-    """Why this flag does not take that one value."""
+    """Returns why this flag does not take that value; None if it does, or we cannot tell."""
     if row.choices is not None and row.name not in flag_notes.OPEN_SETS and value not in row.choices:
         try:
             is_choice = str(int(value)) in row.choices  # a number may be spelled another way: `016` is 16
@@ -627,7 +627,7 @@ def row_problem(row: FlagRow, value: str) -> str | None:
 
 
 def out_of_range(row: FlagRow, value: str, release: str, given: frozenset[str]) -> str | None:
-    """Why vLLM refuses a value of the right kind; None if it does not, or nobody read it for that."""
+    """Returns why vLLM refuses a value of the right kind; None if it does not, or its source was not read for that."""
     if row.kind == "json" and row.name.endswith("-config") and row.name not in flag_notes.ANY_JSON:
         with contextlib.suppress(ValueError, RecursionError):
             is_read = not Coverage.CONFIG_CHECKS.begins_after(release)
@@ -637,7 +637,7 @@ def out_of_range(row: FlagRow, value: str, release: str, given: frozenset[str]) 
 
 
 def in_form_of(row: FlagRow, values: tuple[str, ...]) -> str | None:
-    """A value as this flag takes it, where other releases take it in another form: 32k as 32000, image=4 as JSON."""
+    """Converts a value from the form of other releases to this flag's: 32k to 32000, image=4 to JSON; None if it cannot."""
     if len(values) != 1:
         return None
     if row.kind == "json":
@@ -650,7 +650,7 @@ def in_form_of(row: FlagRow, values: tuple[str, ...]) -> str | None:
 
 
 def key_values(value: str) -> dict[str, int] | None:
-    """`image=4,video=1`, as --limit-mm-per-prompt took it before it took JSON; None if it is not that."""
+    """Reads `image=4,video=1`, as --limit-mm-per-prompt took it before JSON; None if it is something else."""
     pairs = [re.fullmatch(r"\s*(\w+)\s*=\s*([0-9]{1,18})\s*", item) for item in value.split(",")]
     return {pair[1].lower(): int(pair[2]) for pair in pairs if pair is not None} if all(pairs) else None
 

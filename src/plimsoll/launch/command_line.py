@@ -25,7 +25,7 @@ from plimsoll.vllm.versions import Behaviour, Engine, engine_named
 Environment = tuple[tuple[str, str], ...]
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh"})
-_TAKE_A_LINE = frozenset({"eval", "ssh", "tmux", "screen", "su", "script"})  # they hand one argument to a shell
+_TAKE_A_LINE = frozenset({"eval", "ssh", "tmux", "screen", "su", "script"})  # they pass one argument to a shell
 _ENGINES = frozenset({"docker", "podman", "nerdctl"})
 _NO_RUN = ("exec", "compose", "build", "pull", "start", "stop", "logs", "stack", "kill")  # their subcommands beside run
 # Programs that mention vLLM and do not start it.
@@ -46,8 +46,8 @@ _NAMED_SO = r"(?i)\$\{?\w*vllm\w*\}?"  # "$VLLM_BIN" serve
 PIN = r"(?:--[\w-]+=)?vllm(?:\[[\w, -]*\]|-cpu)?(?:[ \t]*===?[ \t]*|@)v?(\d+\.\d+[\w.+]*)"
 _ASSIGNMENT = r"(?s:([A-Za-z_][A-Za-z0-9_]*)=(.*))"
 _REFERENCE = r"\$[{(]?[#!]?([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])"
-_COMPUTED_MAX = 100  # each is looked for in every argument
-_OUR_WHEEL = re.compile(r"\$.*/plimsoll_inside-[\w.-]+\.whl")  # where the script that adds it finds it
+_COMPUTED_MAX = 100  # every argument is searched for each
+_OUR_WHEEL = re.compile(r"\$.*/plimsoll_inside-[\w.-]+\.whl")  # its path in the script that adds it
 _FILES = (".sh", ".bash", ".yaml", ".yml", ".json", ".txt", ".service", ".env", ".log", ".gz")
 _NESTED_MAX = 4  # bash -c "bash -c '...'"
 
@@ -62,7 +62,7 @@ _BESIDE = ("router", "exporter", "proxy", "operator", "controller", "dashboard",
 TWICE = "vllm-openai starts the server by itself: the start command given to it is read as arguments"
 RUNTIME_ADDS = "the serving runtime may add arguments of its own"
 TEMPLATE_ADDS = "KServe's own template adds arguments of its own"
-# A first argument that is a program of its own: the image's entry point hands over to it, or would choke on it.
+# A first argument that is a program of its own: the image's entry point runs it, or would fail on it.
 _PROGRAM = r"(?:.*/)?(?:(?:ba|da|a|z|k)?sh|vllm|python[0-9.]*|env|sleep|tail|nvidia-smi|ray|torchrun|pip|ls|cat|echo|tini)"
 
 
@@ -76,22 +76,22 @@ class EntryPoint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One vLLM start: its arguments and environment, as far as they can be known without running anything.
+    """One vLLM start: its arguments and environment, as far as they are known without running anything.
 
     A variable that nobody assigned stays in the text as `$NAME` and is listed in `unresolved`.
     """
 
     source: str  # for people: "start.sh:14", "compose.yaml, service llm", "pid 4242", "command line"
     entry: EntryPoint
-    arguments: tuple[str, ...]  # what follows the entry point, as vLLM's own argv[1:] would be (without "serve")
-    environment: tuple[tuple[str, str], ...] = ()  # what this launch sets or exports, in order, last one wins
+    arguments: tuple[str, ...]  # those after the entry point, as in vLLM's own argv[1:] (without "serve")
+    environment: tuple[tuple[str, str], ...] = ()  # variables that this launch sets or exports, in order, last one wins
     image: str | None = None  # the container image, where there is one
     unresolved: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    in_front: tuple[str, ...] = ()  # options that stand before the start itself; no shell runs a command that begins so
-    otherwise: tuple[Launch, ...] = ()  # the same start with the values that other branches of its script would give
-    vllm: tuple[str, str] | None = None  # the version that its surroundings name, and which of them does
-    shm: str | None = None  # of a container that `docker run` starts: the size of its /dev/shm, or whose it is
+    in_front: tuple[str, ...] = ()  # options before the start itself; no shell runs a command that begins so
+    otherwise: tuple[Launch, ...] = ()  # the same start with the values of other branches of its script
+    vllm: tuple[str, str] | None = None  # the version that its surroundings name, and the place that names it
+    shm: str | None = None  # of a `docker run` container: the size of its /dev/shm, or its owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def serves_vllm(image: str) -> bool:
 
 
 def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]]) -> Container | None:
-    """The container that the words behind `docker run` start; None where they name no image."""
+    """Returns the container that the words after `docker run` start; None where they name no image."""
     host, at = dict(environment), 0
     container = Container(None, None, ())
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
@@ -133,7 +133,7 @@ def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]
             name, is_set, text = value.partition("=")
             if not is_set and name not in host:
                 container = replace(container, unresolved=(*container.unresolved, name))
-            pair = (name, text if is_set else host.get(name, f"${name}"))  # `-e NAME` hands on what the caller has
+            pair = (name, text if is_set else host.get(name, f"${name}"))  # `-e NAME` passes on the caller's value
             container = replace(container, environment=(*container.environment, pair))
         elif option == "--entrypoint":
             container = replace(container, entry=(value,) if value else ())
@@ -145,16 +145,16 @@ def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]
 
 
 def version_in_image(image: str) -> str | None:
-    """The vLLM version that the tag of a vLLM image names; None for another image or a tag such as latest."""
+    """Returns the vLLM version in the tag of a vLLM image; None for another image or a tag such as latest."""
     tag = image.split("@", 1)[0].rpartition("/")[2].partition(":")[2]
-    before = r"(?:.*vllm[_-])" if "lmcache/" in image else r"(?:.*vllm[_-])?"  # LMCache's own release stands in front
+    before = r"(?:.*vllm[_-])" if "lmcache/" in image else r"(?:.*vllm[_-])?"  # LMCache's own release comes first
     form = rf"{before}v?(0\.\d+(?:\.\d+){{0,2}}(?:\.?(?:post|rc)\d+)?)(?![\d.]).*"
     match = re.fullmatch(form, tag) if serves_vllm(image) else None
     return (match.group(1) if match.group(1).count(".") > 1 else f"{match.group(1)}.0") if match else None
 
 
 def _short(word: str) -> tuple[str, str, str]:
-    """The option, its attached value and whether nothing follows, for `-it`, `-eA=B`, `-p` or `-itp`."""
+    """Returns the option in `-it`, `-eA=B`, `-p` or `-itp`, its attached value, and "" if its value is the next word."""
     for at, letter in enumerate(word[1:], 1):
         if letter not in _SHORT_SWITCHES:
             value = word[at + 1 :].removeprefix("=")
@@ -165,12 +165,12 @@ def _short(word: str) -> tuple[str, str, str]:
 def find_launch(
     words: Sequence[str], environment: Iterable[tuple[str, str]], source: str, unresolved: Iterable[str] = ()
 ) -> Launch | None:
-    """The vLLM start in these words, or None; what stands in front of it is taken as a wrapper."""
+    """Finds the vLLM start in these words, or None; words in front of it count as a wrapper."""
     words = tuple(words)
     found = _settled(_find(words, tuple(environment), source, _NESTED_MAX), unresolved)
     if found is None or not words[0].startswith("-") or _start_at(words, 0):
         return found
-    # The first word is an option, and no wrapper's: none has been named yet.
+    # The first word is an option without a wrapper before it.
     return replace(found, in_front=words[: next((at for at in range(len(words)) if _start_at(words, at)), 1)])
 
 
@@ -179,18 +179,18 @@ def find_in_container(container: Container, source: str) -> Launch | None:
 
 
 def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
-    """The launch with the missing variables that matter to it: a `-v $HOME/cache:/cache` in front of it does not."""
+    """Returns the launch with the missing variables that it uses; a `-v $HOME/cache:/cache` in front of it is not used."""
     if launch is None:
         return None
     environment: list[tuple[str, str]] = []
     for name, value in launch.environment:
         if name == "PYTHONPATH" and "plimsoll_inside-" in value:
-            # The wheel that a generated script finds beside itself is no part of the command: it would be there twice.
+            # The wheel that a generated script adds is no part of the command: it would be added twice.
             value = ":".join(part for part in value.split(":") if not _OUR_WHEEL.fullmatch(part))  # noqa: PLW2901
         environment += [(name, value)] if (name, value) != ("PYTHONPATH", "") else []
     texts = [*launch.arguments, *(value for _, value in environment)]
     seen = {name for text in texts if "$" in text for name in re.findall(_REFERENCE, text)}
-    # `{{ name }}` is left for Jinja or the like to fill in.
+    # Jinja or the like fills in `{{ name }}` later.
     templated = [found for text in texts for found in re.findall(r"(?:^|=)(\{\{.*\}\})$", text)]
     names = dict.fromkeys((*unresolved, *launch.unresolved, *templated))
     computed = [name for name in names if not re.fullmatch(_REFERENCE, f"${name}")][:_COMPUTED_MAX]
@@ -207,7 +207,7 @@ def _find(words: tuple[str, ...], environment: Environment, source: str, nested:
         return None
     own: list[tuple[str, str]] = list(environment)
     pin: tuple[str, str] | None = None  # uv run --with vllm==0.24.0 vllm serve ...
-    leading = True  # nothing but wrappers so far: a program that only mentions vLLM would be the one that runs
+    leading = True  # only wrappers so far: a program that only mentions vLLM would be the one that runs
     for at, word in enumerate(words[:_WRAPPER_MAX]):
         name = word.rpartition("/")[2]
         is_value = at > 0 and words[at - 1].startswith("-")
@@ -242,7 +242,7 @@ def _find(words: tuple[str, ...], environment: Environment, source: str, nested:
 
 
 def _start_at(words: tuple[str, ...], at: int) -> tuple[EntryPoint, int, tuple[str, ...]] | None:
-    """The entry point that starts at this word, where its arguments begin, and notes on it."""
+    """Returns the entry point that starts at this word, where its arguments begin, and notes on it; else None."""
     word, following = words[at], words[at + 1] if at + 1 < len(words) else ""
     name = word.rpartition("/")[2]
     if following == "serve" and (name == "vllm" or re.fullmatch(_NAMED_SO, word) or f"/{word}".endswith(_CLI_FILE)):
@@ -271,7 +271,7 @@ def _script_given(words: tuple[str, ...]) -> str | None:
 
 
 def _after_env(words: tuple[str, ...], environment: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The environment that `env -i` or `env -u NAME` leaves."""
+    """Returns the environment that `env -i` or `env -u NAME` leaves."""
     for at, word in enumerate(words):
         if word in ("-i", "-", "--ignore-environment"):
             environment = []
@@ -287,7 +287,7 @@ def _after_env(words: tuple[str, ...], environment: list[tuple[str, str]]) -> li
 
 
 def _find_in_script(text: str, environment: Environment, source: str, nested: int) -> Launch | None:
-    """The first vLLM start in a script that a shell is given as an argument."""
+    """Finds the first vLLM start in a script that is an argument of a shell."""
     if nested <= 0:
         return None
     for command in commands_in(text, environment):
@@ -298,7 +298,7 @@ def _find_in_script(text: str, environment: Environment, source: str, nested: in
 
 
 def _find_in_container(container: Container, source: str, nested: int) -> Launch | None:
-    """The start in the container's own command, or through the image's entry point."""
+    """Finds the start in the container's own command, or through the image's entry point."""
     image = container.image
     words = (*(container.entry or ()), *container.arguments)
     if container.entry is None and words[:1] == ("serve",) and image is not None and serves_vllm(image):
@@ -321,7 +321,7 @@ def _find_in_container(container: Container, source: str, nested: int) -> Launch
 
 
 def launches_named(options: Words, command_name: str) -> list[tuple[Launch, str]]:
-    """The starts that were meant, each with the folder that relative paths in it most likely mean."""
+    """Returns the starts that the user means, each with the folder to which its relative paths most likely refer."""
     pid: int | None = getattr(options, "pid", None)  # of commands that have --pid
     if pid is not None:
         if options.rest or options.verbatim:
@@ -338,7 +338,7 @@ def launches_named(options: Words, command_name: str) -> list[tuple[Launch, str]
         word = command[0]
         stdin = sys.stdin.buffer if word == "-" and sys.stdin is not None else None
         folder = "" if word == "-" else dirname(word)
-        # A model that stands alone: a folder with a config.json, or no file and a name as the hub's are.
+        # A model alone: a folder with a config.json, or no file and a name like the hub's.
         is_folder = isfile(join(word, "config.json"))
         owner, _, name = word.partition("/")
         is_id = all(part[:1].isalnum() and part.isascii() and "/" not in part for part in (owner, name))
@@ -357,7 +357,7 @@ def launches_named(options: Words, command_name: str) -> list[tuple[Launch, str]
 
 
 def engine_meant(launch: Launch, asked: str | None, installed: str | None = None) -> Engine:
-    """The vLLM of a launch: the one asked for, the one its image or surroundings name, the installed one, else the newest."""
+    """Returns a launch's vLLM: the requested one, else by its image or surroundings, else the installed, else the newest."""
     if asked is not None:
         return engine_named(asked)
     named = [launch.vllm] if launch.vllm else []
@@ -376,7 +376,7 @@ def engine_meant(launch: Launch, asked: str | None, installed: str | None = None
 
 
 def _not_a_command(words: tuple[str, ...], options: Words, command_name: str, *, has_start: bool) -> str:
-    """Explains words that start no vLLM: an option that does not exist, more than one file, or none of it vLLM's."""
+    """Returns why words start no vLLM: an unknown option, more than one file, or no vLLM among them."""
     option = words[0] if has_start else next((word for word in words if word.startswith("-") and word != "-"), None)
     if option is not None and (has_start or words[0] == option or isfile(words[0])):
         behind = "; vLLM's own flags go behind `vllm serve MODEL`" if has_start else ""
@@ -388,7 +388,7 @@ def _not_a_command(words: tuple[str, ...], options: Words, command_name: str, *,
 
 
 def launches_in(text: str) -> list[Launch]:
-    """The starts in a whole command in one pair of quotes."""
+    """Returns the starts in a whole command in one pair of quotes."""
     found = [
         launch
         for command in commands_in(text)
@@ -400,14 +400,14 @@ def launches_in(text: str) -> list[Launch]:
 
 
 class ConfigFile(NamedTuple):
-    """The file named by `--config`, and its entries; None if it is not at hand."""
+    """The file named by `--config`, and its entries; None if it cannot be read here."""
 
     name: str
     entries: Mapping[str, object] | None
 
 
 def config_of(launch: Launch, folder: str) -> ConfigFile | None:
-    """The flags of the file that `--config FILE` or `--config=FILE` names, where it is at hand."""
+    """Reads the file that `--config FILE` or `--config=FILE` names; None if the launch names none, or one with a variable."""
     words = launch.arguments
     place = next(
         (at for at, word in enumerate(words) if word.startswith("--config=") or (word == "--config" and words[at + 1 :])), None
@@ -449,11 +449,11 @@ class Argument:
 class CommandLine:
     model: str | None
     arguments: tuple[Argument, ...]
-    leftovers: tuple[str, ...] = ()  # words that belong to nothing; vLLM refuses them
+    leftovers: tuple[str, ...] = ()  # words that belong to no flag; vLLM refuses them
 
     @property
     def given(self) -> frozenset[str]:
-        """The flags that the command sets, by their full names; a switch counts only where it is on in the end."""
+        """The flags that the command sets, by their full names; a switch counts only if it ends up on."""
         is_on: dict[str, bool] = {}
         for argument in self.arguments:
             if argument.row is not None:  # a switch may be off in words that vLLM refuses: `--enable-lora=false`
@@ -463,17 +463,17 @@ class CommandLine:
 
 
 class UnresolvedWords:
-    """Recognises the words whose text depends on something that could not be seen."""
+    """Recognises words whose text depends on an unseen value."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        # A name stands in the text as `$NAME`; a command substitution or a unit's specifier stands as it is.
+        # The text has a name as `$NAME`, and a command substitution or a unit's specifier as written.
         self.markers = tuple(name if name[:1] in ("$", "%", "`", "<", "{") else f"${name}" for name in names if name)
 
     def __contains__(self, word: object) -> bool:
         return isinstance(word, str) and any(m in word or m.replace("$", "${", 1) in word for m in self.markers)
 
     def fills(self, word: str) -> bool:
-        """True if a pod's command fills in a part of the word, written `$(NAME)`: in a shell that would run a command."""
+        """True if a pod's command fills in a part of the word, written `$(NAME)`, which in a shell would run a command."""
         return any(f"{m.replace('$', '$(', 1)})" in word for m in self.markers)
 
     def is_whole(self, word: str) -> bool:
@@ -484,7 +484,7 @@ class UnresolvedWords:
 def read_command_line(
     words: Sequence[str], release: str, *, takes_model: bool = True, unseen: UnresolvedWords | None = None
 ) -> CommandLine:
-    """Sort the words into flags, their values and the model, by the rules of that release's parser."""
+    """Sorts the words into flags, their values and the model, by the rules of that release's parser."""
     return _ArgumentParser(words, release, takes_model=takes_model, unseen=unseen or UnresolvedWords()).run()
 
 
@@ -511,7 +511,7 @@ def arguments_from_config(config: Mapping[str, object], release: str, name: str)
 
 
 def _json(value: object, name: str) -> str:
-    """A nested entry as JSON; a file whose aliases multiply is refused before it grows."""
+    """Returns a nested entry as JSON; refuses a file whose aliases multiply before it grows."""
     text = ""
     for chunk in json.JSONEncoder().iterencode(value):
         text += chunk
@@ -521,7 +521,7 @@ def _json(value: object, name: str) -> str:
 
 
 def _optimization(words: Sequence[str], known: Mapping[str, FlagRow], release: str) -> list[str]:
-    """`-O3`, `-O=3` and `-O 3` set the optimisation level; until 0.11.2 they were short for the compilation configuration."""
+    """Rewrites `-O3`, `-O=3` and `-O 3`, the optimisation level; until 0.11.2 short for the compilation configuration."""
     if "-O" in known:
         return [f"-O={w[2:].removeprefix('=')}" if w.startswith("-O") and w[2:3] not in ("", ".") else w for w in words]
     done = []
@@ -549,7 +549,7 @@ class _ArgumentParser:
         self.position = 0
         self.model: str | None = None
         self.model_by_flag: str | None = None
-        self.doubtful: int | None = None  # the argument whose value the model may be
+        self.doubtful: int | None = None  # the argument whose value may be the model
         self.arguments: list[Argument] = []
         self.leftovers: list[str] = []
 
@@ -573,11 +573,11 @@ class _ArgumentParser:
             else:
                 self.leftovers.append(word)
         if self.doubtful is not None and self.leftovers and self.model is not None:
-            # Another word can be the model, so the first one was the value of a flag that nobody knows.
+            # Another word can be the model, so the first one was the value of an unknown flag.
             self.arguments[self.doubtful] = replace(self.arguments[self.doubtful], values=(self.model,))
             self.model = self.leftovers.pop(0)
         if self.model_by_flag is not None:
-            # vLLM makes `--model X` the positional argument; another one is then a word too many.
+            # vLLM makes `--model X` the positional argument; a second one is then left over.
             if self.takes_model and self.model is not None:
                 self.leftovers.insert(0, self.model)
             self.model = self.model_by_flag
@@ -593,7 +593,7 @@ class _ArgumentParser:
         return not re.match(_NEGATIVE_NUMBER, word) and " " not in word
 
     def _resolve(self, name: str) -> tuple[FlagRow | None, bool, tuple[str, ...]]:
-        """The row a name stands for, whether it is its `--no-` form, and the rivals if it is ambiguous."""
+        """Returns the row of a name, True for its `--no-` form, and the candidates if it is ambiguous."""
         if name in self.known:
             return self.known[name], False, ()
         negated = self.known.get("--" + name.removeprefix("--no-")) if name.startswith("--no-") else None
@@ -619,10 +619,10 @@ class _ArgumentParser:
         spelling = row.name if row is not None else name
         argument = Argument(typed, spelling, row=row, is_negated=is_negated, path=path, candidates=candidates)
         if equals:
-            # With `=` argparse takes exactly this one value, also where more could follow.
+            # With `=` argparse takes exactly this one value, even if more could follow.
             argument = replace(argument, values=(inline,), has_equals=True)
         elif dot:
-            # vLLM joins a dotted key with whatever word comes next, also one that begins with a dash.
+            # vLLM joins a dotted key with the next word, also one that begins with a dash.
             argument = replace(argument, values=tuple(self.words[self.position : self.position + 1]))
             argument = replace(argument, lacks_value=not argument.values)
             self.position += 1
@@ -639,14 +639,14 @@ class _ArgumentParser:
         elif row is None:
             past = history_of(argument.spelling)
             if not past:
-                # Nobody knows this flag. A word after it is most likely its value, unless there is no other for the model.
+                # An unknown flag. A word after it is most likely its value, unless no other word is left for the model.
                 return 0 if self.takes_model and self.model is None else "?"
             row = past[-1]
         if row is None:
             return 0
         if row.takes_value:
             return 1 if row.nargs is None else row.nargs
-        # The word behind a switch says on or off: as the switch once took it, or where it can be nothing else.
+        # The word after a switch means on or off if the switch once took it, or if it can be nothing else.
         word = self.words[self.position].lower() if self.position < len(self.words) else ""
         took_it = any(past.kind in ("true-false", "bool") for past in history_of(row.name))
         is_free = argument.row is not None and not (self.takes_model and self.model is None)
@@ -666,6 +666,6 @@ class _ArgumentParser:
 
 
 def _normal(name: str) -> str:
-    """Dashes for underscores, up to the first dot, as vLLM does."""
+    """Replaces underscores by dashes, up to the first dot, as vLLM does."""
     head, dot, path = name.partition(".")
     return head.replace("_", "-") + dot + path if name.startswith("--") else name

@@ -41,17 +41,17 @@ _PIN = (
 
 
 class NoStart(BadInput):
-    """A file that can be read and starts no vLLM."""
+    """A readable file that starts no vLLM."""
 
 
 def read_launches(path: str, stdin: BinaryIO | None = None) -> list[Launch]:
-    """Every vLLM start in a file (or in `stdin`, for `-`), in order and never none: BadInput says why."""
+    """Returns every vLLM start in a file (or in `stdin`, for `-`), in order; BadInput, with the reason, if there is none."""
     where = "standard input" if path == "-" else path
     return _starts_in(read_text(path, stdin), basename(where) or where, where)
 
 
 def read_objects(path: str, stdin: BinaryIO | None = None) -> list[ManifestStart]:
-    """Every vLLM start in a Kubernetes manifest, with the object it stands in; BadInput for any other file."""
+    """Returns every vLLM start in a Kubernetes manifest, with its object; BadInput for any other file."""
     where = "standard input" if path == "-" else path
     text, name = read_text(path, stdin), basename(where)
     launches = _starts_in(text, name, where)
@@ -62,7 +62,7 @@ def read_objects(path: str, stdin: BinaryIO | None = None) -> list[ManifestStart
 
 
 def read_list(path: str) -> tuple[list[Launch], list[str]]:
-    """Every vLLM start in a file, and a note for each command in it that is none: one line of a list that was mistyped."""
+    """Returns every vLLM start in a file, and a note for each other command: a mistyped line of a list."""
     name, text = basename(path) or path, read_text(path)
     launches = _starts_in(text, name, path)
     if text.startswith("#!") or _in_script(text, name) != launches:
@@ -96,13 +96,13 @@ def _starts_in(text: str, name: str, where: str) -> list[Launch]:
 
 
 def pinned_version(text: str) -> str | None:
-    """The vLLM that a text pins, as `pip install vllm==0.11.0` or a requirement does; None where it pins none, or several."""
+    """Returns the vLLM that a text pins, as `pip install vllm==0.11.0` or a requirement does; None if none or several."""
     pins = set(re.findall(_PIN, text))
     return pins.pop() if len(pins) == 1 else None
 
 
 def read_text(path: str, stdin: BinaryIO | None = None) -> str:
-    """The text of a file (or of `stdin`, for `-`) that may hold a vLLM start; BadInput says why it is none."""
+    """Reads the text of a file (or of `stdin`, for `-`) that may hold a vLLM start; BadInput if it is unreadable or no text."""
     where = "standard input" if path == "-" else path
     if path == "-" and stdin is None:
         raise BadInput("-: there is no standard input to read")
@@ -126,7 +126,7 @@ def read_text(path: str, stdin: BinaryIO | None = None) -> str:
 
 
 def _file_bytes(path: str) -> bytes:
-    """The beginning of a file, or of a pipe such as `<(...)`; a pipe that nobody writes to is given up on."""
+    """Reads the beginning of a file, or of a pipe such as `<(...)`; gives up on a pipe without a writer."""
     if not stat.S_ISFIFO(os.stat(path).st_mode):
         with open(path, "rb") as file:
             return file.read(BYTES_MAX + 1)
@@ -147,7 +147,7 @@ def _file_bytes(path: str) -> bytes:
 
 
 def kind_of(text: str, name: str) -> str:
-    """What kind of file it is by what stands in it: script, unit or manifest; the name settles what the text leaves open."""
+    """Returns the kind of a file by its text: script, unit or manifest; the name decides if the text does not."""
     lines = (line.strip() for line in text.split("\n"))
     first = next((line for line in lines if line and not line.startswith(("#", "//"))), "")
     if text.startswith("#!"):
@@ -166,7 +166,7 @@ def _in_script(text: str, name: str) -> list[Launch]:
         if command.words[0] in ("source", ".") and len(command.words) > 1:
             sourced[command.words[1]] = None
         if behind_launch and command.words[0].startswith("--"):
-            # A comment, or a blank behind the backslash, ended the command above: vLLM never sees these flags.
+            # A comment, or a blank after the backslash, ended the command above: vLLM never sees these flags.
             lost = f"line {command.line} does not belong to it: {command.words[0]} would be run as a command of its own"
             launches[-1] = replace(launches[-1], notes=(*launches[-1].notes, lost))
         launch = find_launch(command.words, command.environment, f"{name}:{command.line}", command.unresolved)
@@ -199,7 +199,7 @@ _SPECIFIER = re.compile(r"%[A-Za-z]")
 
 
 def unit_settings(text: str) -> list[tuple[int, str, str]]:
-    """Every setting of a unit file with its first line, in order; an empty value resets what stood above it."""
+    """Returns every setting of a unit file with its first line, in order; an empty value resets earlier ones."""
     settings: list[tuple[int, str, str]] = []
     first, parts = 0, list[str]()
     for number, line in enumerate([*text.replace("\r\n", "\n").split("\n"), ""], 1):
@@ -215,7 +215,7 @@ def unit_settings(text: str) -> list[tuple[int, str, str]]:
 
 
 def launches_in_unit(text: str, name: str) -> list[Launch]:
-    """Every vLLM start under `ExecStart=`, or under a quadlet's `Exec=`, with what `Environment=` sets above or below it."""
+    """Returns every vLLM start in `ExecStart=`, or in a quadlet's `Exec=`, with the variables of any `Environment=`."""
     environment: dict[str, str] = {}
     quadlet: dict[str, str] = {}
     starts: list[tuple[int, str]] = []
@@ -253,7 +253,7 @@ def launches_in_unit(text: str, name: str) -> list[Launch]:
 
 
 def _words(text: str, where: str) -> list[str]:
-    """Words as systemd cuts them: quotes group, backslashes escape, no shell."""
+    """Splits words as systemd does: quotes group, backslashes escape, no shell."""
 
     def unescape(found: re.Match[str]) -> str:
         letter = found.group(1)
@@ -266,7 +266,7 @@ def _words(text: str, where: str) -> list[str]:
 
 
 def _unit_command(words: list[str], environment: dict[str, str], growth: TextBudget) -> tuple[list[str], list[str]]:
-    """The words with variables filled in: `${A}` in place, `$A` only where it is a whole word, and then split."""
+    """Fills in variables: `${A}` in place, `$A` only if it is a whole word, and then split; also returns the missing ones."""
     done: list[str] = []
     missing: list[str] = []
 
@@ -291,7 +291,7 @@ def _unit_command(words: list[str], environment: dict[str, str], growth: TextBud
 
 
 def with_requirement(launch: Launch, folder: str) -> Launch:
-    """The launch with the vLLM that the requirements.txt beside its file pins, where nothing nearer names one."""
+    """Returns the launch with the vLLM pinned in the requirements.txt beside its file, if nothing nearer names one."""
     path = Path(folder) / "requirements.txt"
     try:
         text = "" if launch.vllm or launch.image or not path.is_file() else path.read_text("utf-8", "replace")[:BYTES_MAX]
@@ -302,7 +302,7 @@ def with_requirement(launch: Launch, folder: str) -> Launch:
 
 
 def read_vllm_config(path: str) -> Mapping[str, object]:
-    """The entries of the file, by flag name; BadInput if it is not a flat mapping that vLLM could read."""
+    """Returns the entries of the file, by flag name; BadInput if it is not a flat mapping that vLLM could read."""
     if not path.endswith((".yaml", ".yml")):
         raise BadInput(f"{path}: vLLM reads --config only from a .yaml or .yml file")
     documents = documents_in(read_text(path), path, booleans=True)

@@ -1,4 +1,4 @@
-"""Adds plimsoll.inside to a start command, and remarks on what the command makes of it."""
+"""Adds plimsoll.inside to a start command, and remarks on how the command's flags affect it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Remark(NamedTuple):
     name: str
     says: str
     parts: tuple[InsidePart, ...] = ()
-    makes: str = "yes"  # what it leaves of those parts: yes, partly, no
+    makes: str = "yes"  # whether those parts still work: yes, partly, no
 
 
 class Plugins(NamedTuple):
-    """Which of our entry points vLLM will find and use."""
+    """Our entry points that vLLM will find and use."""
 
     has_stat_logger: bool
     has_probe: bool
@@ -51,8 +51,8 @@ class InsideLaunch(NamedTuple):
 
     checked: FlagReport  # its words and variables are those of the new command
     remarks: tuple[Remark, ...]
-    added: tuple[str, ...] = ()  # the words that are ours
-    changed: tuple[tuple[str, str], ...] = ()  # variables that are ours, or that have to hold another value
+    added: tuple[str, ...] = ()  # our words
+    changed: tuple[tuple[str, str], ...] = ()  # our variables, and those that need another value
 
 
 class _CommandFlags:
@@ -66,7 +66,7 @@ class _CommandFlags:
         self.plugins = plugins
 
     def has(self, *names: str) -> str:
-        """The first of the flags that is given and not negated."""
+        """Returns the first of the flags that is given and not negated; "" if none is."""
         return next((n for n in names if n in self.by_name and not self.by_name[n][-1].is_negated), "")
 
     def values(self, name: str) -> list[str]:
@@ -76,7 +76,7 @@ class _CommandFlags:
         return (self.values(name) or [""])[-1]
 
     def number(self, name: str) -> int:
-        """The number, 0 where none is given or it cannot be seen."""
+        """Returns the flag's number, 0 if none is given or it cannot be seen."""
         value = self.value(name)
         return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
 

@@ -21,11 +21,11 @@ from plimsoll.errors import BadInput, TimedOut, WorldFailed
 from plimsoll.launch.command_line import Launch, find_launch
 from plimsoll.vllm.extension_points import Sources
 
-ASK_S = 60.0  # for another Python to say where its vLLM is; a cold disk or a network mount is slow
+ASK_S = 60.0  # for another Python to locate its vLLM; a cold disk or a network mount is slow
 _FILE_BYTES_MAX = 8 << 20
 _FILES_MAX = 5000
 
-# Asked of another Python. It must run on every version that vLLM ever ran on, and import nothing of vLLM.
+# Run by another Python. It must run on every version that vLLM ever ran on, and import nothing of vLLM.
 _QUESTION = """
 import importlib.util, json
 from importlib import metadata
@@ -66,7 +66,7 @@ class InstalledVllm(NamedTuple):
 
 
 def vllm_in(folder: str) -> InstalledVllm:
-    """The vLLM in a folder: the package itself, or the folder that holds it, such as site-packages or an unpacked wheel."""
+    """Finds the vLLM in a folder: the package itself, or its parent, such as site-packages or an unpacked wheel."""
     given = Path(folder)
     try:
         if not given.is_dir():
@@ -80,7 +80,7 @@ def vllm_in(folder: str) -> InstalledVllm:
 
 
 def vllm_of(python: str | None, variables: Mapping[str, str]) -> InstalledVllm:
-    """The vLLM that an interpreter would import, with the variables that its command sets; None: this one."""
+    """Finds the vLLM that an interpreter (None: this one) would import, with the variables that its command sets."""
     who = "this Python" if python is None else f"--python {python}"
     which = "name one with --python or --vllm-dir (of an image: its vLLM wheel, unpacked); docs/support.md has every release"
     nothing = f"this Python has no vLLM; {which}"
@@ -95,7 +95,7 @@ def vllm_of(python: str | None, variables: Mapping[str, str]) -> InstalledVllm:
         done = subprocess.run(  # noqa: S603 - the user names the interpreter
             [python or sys.executable, "-c", _QUESTION], capture_output=True, check=False, timeout=ASK_S,
             stdin=subprocess.DEVNULL,
-            cwd="/",  # a folder named vllm where the user stands is not the installed one
+            cwd="/",  # a folder named vllm in the user's working directory is not the installed one
             env={**os.environ, **wanted},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -130,7 +130,7 @@ def _place(value: object) -> tuple[str | None, list[str]]:
 
 
 def sources_in(package: Path) -> Sources:
-    """The files of the package as the rules ask for them; what cannot be read is as if it were not there."""
+    """Returns access to the files of the package; an unreadable file counts as absent."""
 
     def read(path: str) -> str | None:
         try:
@@ -153,7 +153,7 @@ def sources_in(package: Path) -> Sources:
 
 
 def version_beside(package: Path) -> str | None:
-    """The version that the metadata beside the package gives, else the one in its own file."""
+    """Returns the version in the metadata beside the package, else the one in its own file; None without both."""
     try:
         beside = sorted(package.parent.glob("vllm*.dist-info"), key=lambda p: (not p.name.startswith("vllm-"), p.name))
         for folder in beside[:20]:
@@ -197,7 +197,7 @@ _RELEVANT = tuple(
 
 
 def launch_of_process(pid: int, proc: Path = Path("/proc")) -> Launch:
-    """The command that started the vLLM server which `pid` is, or is a part of."""
+    """Returns the command that started the vLLM server that `pid` is, or is a part of."""
     words = _command_line(pid, proc)
     if not words:
         raise BadInput(f"pid {pid} has no command line: a kernel thread, or a process that has ended")
@@ -243,7 +243,7 @@ def _launch(words: tuple[str, ...], pid: int, proc: Path) -> Launch | None:
 
 
 def _version_of(words: tuple[str, ...], pid: int, proc: Path) -> str | None:
-    """The vLLM that a process runs: the one in the environment of its Python, seen from inside its container."""
+    """Returns the version of a process's vLLM: the one in its Python's environment, seen from inside its container."""
     root, programs = proc / str(pid) / "root", [word for word in words[:2] if word.startswith("/")]
     with contextlib.suppress(OSError):
         programs.append(str((proc / str(pid) / "exe").readlink()))

@@ -65,7 +65,7 @@ class _Builder:
         self._name = name
         self._nodes = 0
         self._anchors: dict[str, Tree] = {}
-        # What is open: the collection, the key that waits for its value, its anchor.
+        # Open collections: the collection, the key that waits for its value, the anchor.
         self._open: list[tuple[LinedMapping | list[Tree], list[str], str | None]] = []
 
     def take(self, event: Any) -> None:
@@ -75,7 +75,7 @@ class _Builder:
             value: Tree = event.value
             if event.implicit[0] and value in _NULLS:  # neither quoted nor tagged
                 value = None
-            # A key is text whatever it looks like.
+            # A key is text, whatever it looks like.
             is_key = bool(self._open) and isinstance(self._open[-1][0], dict) and not self._open[-1][1]
             if self._booleans and event.implicit[0] and not is_key and value in _TRUE | _FALSE:
                 value = value in _TRUE
@@ -140,7 +140,7 @@ _TO_BE_FILLED = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")  # by `envsubst`: Ku
 
 @dataclass(frozen=True, slots=True)
 class ManifestStart:
-    """A vLLM start in a Compose file or Kubernetes manifest, with what stands around it."""
+    """A vLLM start in a Compose file or Kubernetes manifest, with its surroundings."""
 
     launch: Launch
     body: dict[str, Tree]  # the service, or the container
@@ -151,13 +151,13 @@ class ManifestStart:
 
 
 def launches_in_manifest(text: str, name: str) -> list[Launch]:
-    """Every vLLM start in a Compose file or Kubernetes manifest, in order; `name` is the file's, for people."""
+    """Returns every vLLM start in a Compose file or Kubernetes manifest, in order; `name` is the file's, for people."""
     return [start.launch for start in starts_in_manifest(text, name)]
 
 
 def starts_in_manifest(text: str, name: str) -> list[ManifestStart]:
-    """The same, each with what stands around it."""
-    # The same braces are Prometheus's own in its alerts.
+    """Returns the same starts, each with its surroundings."""
+    # Prometheus uses the same braces in its alerts.
     if (helm := _HELM.search(text)) and not re.search(r"^kind: *PrometheusRule *$", text, re.MULTILINE):
         line = text.count("\n", 0, helm.start()) + 1
         raise BadInput(f"{name}, line {line}: this is a Helm template; render it first with `helm template`")
@@ -203,7 +203,7 @@ def _in_compose(document: dict[str, Tree], name: str) -> Iterator[ManifestStart]
 
 
 def _interpolated(value: Tree, missing: list[str]) -> Tree:
-    """The value with Compose's own variables filled in; the names of those without a value are added to `missing`."""
+    """Returns the value with Compose's own variables filled in; adds the names of those without a value to `missing`."""
     if isinstance(value, str):
         filled, names = interpolate(value)
         missing += names
@@ -263,7 +263,7 @@ def _in_kubernetes(document: Tree, name: str, runtimes: Mapping[str, str]) -> It
                     found.append((container, model, f"{where}, model", ("model",)))
             for container, body, source, way in found:
                 if launch := find_in_container(container, source):
-                    # Each `$(NAME)` or `${NAME}` that is still in its arguments is missing.
+                    # Each `$(NAME)` or `${NAME}` that is left in its arguments is missing.
                     left = [match.group(2) for word in launch.arguments for match in _KUBERNETES_REFERENCE.finditer(word)]
                     left += [name for word in launch.arguments for name in _TO_BE_FILLED.findall(word)]
                     launch = replace(launch, unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
@@ -277,7 +277,7 @@ def _in_kubernetes(document: Tree, name: str, runtimes: Mapping[str, str]) -> It
 
 
 def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> Container:
-    """KServe's LLMInferenceService: its template starts vLLM with the model and with the words of one variable."""
+    """Returns the container of KServe's LLMInferenceService: its template adds the model and the words of one variable."""
     spec = owner.get("spec")
     model = spec.get("model") if isinstance(spec, dict) else None
     named = _text(model.get("uri")) or _text(model.get("name")) if isinstance(model, dict) else None
@@ -293,7 +293,7 @@ def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> C
 
 
 def _runtime_images(document: Tree) -> Iterator[tuple[str, str]]:
-    """The name and the image of a KServe serving runtime."""
+    """Yields the name and the image of a KServe serving runtime."""
     if not isinstance(document, dict) or document.get("kind") not in ("ServingRuntime", "ClusterServingRuntime"):
         return
     metadata, spec = document.get("metadata"), document.get("spec")
@@ -305,14 +305,14 @@ def _runtime_images(document: Tree) -> Iterator[tuple[str, str]]:
 
 
 def _in_runtime(launch: Launch, model: dict[str, Tree], runtimes: Mapping[str, str]) -> Launch:
-    """KServe's `predictor.model` with the vLLM of its serving runtime: by its version, or by the image that the file has."""
+    """Returns KServe's `predictor.model` with its runtime's vLLM: by the version, or by the image in the file."""
     if version := _text(model.get("runtimeVersion")):  # the tag that the runtime's image gets
         return replace(launch, image=None, vllm=(version.removeprefix("v"), f"KServe's runtimeVersion {version}"))
     return replace(launch, image=_text(model.get("image")) or runtimes.get(_text(model.get("runtime")) or ""))
 
 
 def container_of(body: dict[str, Tree], growth: TextBudget | None = None) -> Container:
-    """A container of a Kubernetes manifest as the kubelet would start it."""
+    """Reads a container of a Kubernetes manifest as the kubelet would start it."""
     growth = growth or TextBudget()
     environment: dict[str, str] = {}
     missing: list[str] = []
@@ -346,7 +346,7 @@ def _words(value: Tree, environment: dict[str, str], growth: TextBudget) -> tupl
 
 
 def _filled(text: str, environment: dict[str, str], growth: TextBudget) -> str:
-    """`$(NAME)` filled in where the container has the variable, and left as it is where not, as the kubelet does."""
+    """Fills in `$(NAME)` if the container has the variable, else leaves it as it is, as the kubelet does."""
 
     def fill(found: re.Match[str]) -> str:
         escaped, name = found.groups()
@@ -365,13 +365,13 @@ _BRACES_MAX = 16
 
 
 class TextBudget:
-    """A budget for the text that variables add: a few lines of `ENV A=$A$A` would otherwise fill the memory."""
+    """Limits the text that variables add: a few lines of `ENV A=$A$A` would otherwise fill the memory."""
 
     def __init__(self, characters_max: int = 4 * 1024 * 1024) -> None:
         self._left = characters_max
 
     def add(self, value: str) -> str:
-        """The value itself, once it is counted."""
+        """Counts the value and returns it; TooLarge beyond the limit."""
         self._left -= len(value) + 1
         if self._left < 0:
             raise TooLarge("the variables multiply beyond what is read")
@@ -379,7 +379,7 @@ class TextBudget:
 
 
 def interpolate(text: str, depth: int = 0) -> tuple[str, list[str]]:
-    """The text with each variable's default in its place, and the names that have none; `$$` stands for one `$`."""
+    """Returns the text with each variable's default in its place, and the names without one; `$$` means one `$`."""
     done: list[str] = []
     missing: list[str] = []
     at = 0
@@ -409,7 +409,7 @@ def interpolate(text: str, depth: int = 0) -> tuple[str, list[str]]:
 
 
 def _closing(text: str, at: int) -> int:
-    """Where the brace that is open at `at` closes, or -1; looks no further than a sane default is long and deep."""
+    """Returns where the brace that is open at `at` closes, or -1; stops beyond any sane default's length and depth."""
     depth = 1
     for found in _BRACE.finditer(text, at, at + 2000):
         depth += 1 if found.group() == "{" else -1
@@ -425,7 +425,7 @@ _ESCAPED = re.compile(r"\\([\"\\])")
 
 
 def plain_words(text: str, where: str) -> list[str]:
-    """The same words as `shlex.split` gives, whose time grows with the square of a word's length."""
+    """Returns the same words as `shlex.split`, whose time grows with the square of a word's length."""
 
     def read(found: re.Match[str]) -> str:
         single, double, escaped, plain = found.groups()

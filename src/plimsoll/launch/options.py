@@ -19,29 +19,29 @@ MOST = 2**31 - 2
 class OptionInfo:
     metavar: str  # empty: a switch
     help: str  # empty: not listed by --help
-    name: str = ""  # as it is typed; empty: as the field is called
-    read: Callable[[str, str], object] | None = None  # a value and the option's name to what the field holds; None: the text
+    name: str = ""  # as it is typed; empty: from the field's name
+    read: Callable[[str, str], object] | None = None  # converts a value, given the option's name; None: the text as it is
     choices: Sequence[str] = ()  # all that it takes
-    offers: Callable[[], Sequence[str]] = tuple  # what the shell completes it with
+    offers: Callable[[], Sequence[str]] = tuple  # the shell's completions
     heading: str = ""  # of the options from this one on
     may_repeat: bool = False
-    bare: str | None = None  # its value where none follows
+    bare: str | None = None  # its value if none follows
     short: str = ""  # a second name
 
 
 def option(metavar: str, help: str = "", *, default: Any = None, **more: Any) -> Any:  # noqa: A002 - click's own word
-    """A field for an option with a value; what `more` may hold is in `OptionInfo`."""
+    """Returns a field for an option with a value; `more` are fields of `OptionInfo`."""
     return dataclasses.field(default=default, metadata={"option": OptionInfo(metavar, help, **more)})
 
 
 def switch(help: str = "", **more: Any) -> Any:  # noqa: A002
-    """A field for an option without a value: False unless it is given."""
+    """Returns a field for an option without a value: False unless it is given."""
     return dataclasses.field(default=False, metadata={"option": OptionInfo("", help, **more)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Words:
-    """The words of a command line that are not our options."""
+    """The words of a command line beside our options."""
 
     rest: tuple[str, ...] = ()  # before `--`
     verbatim: tuple[str, ...] | None = None  # after `--`; None if there was no `--`
@@ -49,19 +49,19 @@ class Words:
 
 
 def options_of(kind: type[Words] | Words) -> dict[str, OptionInfo]:
-    """The options of a command by the field that holds them."""
+    """Returns the options of a command by their fields."""
     found = ((field.name, field.metadata["option"]) for field in dataclasses.fields(kind) if field.metadata)
     return {name: info if info.name else replace(info, name=f"--{name.replace('_', '-')}") for name, info in found}
 
 
 def first_given(options: Words, *fields: str) -> str | None:
-    """The option, as it is typed, of the first of these fields that the user filled."""
+    """Returns the option, as typed, of the first of these fields that the user set; None if none is."""
     known = options_of(options)
     return next((known[field].name for field in fields if getattr(options, field) not in (None, False)), None)
 
 
 def meant(word: str, kind: type[Words] | Words) -> str:
-    """`; did you mean --json?` for a mistyped option; empty where none is near."""
+    """Returns `; did you mean --json?` for a mistyped option; empty if none is near."""
     near = difflib.get_close_matches(word.partition("=")[0], [info.name for info in options_of(kind).values()], n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -73,7 +73,7 @@ def pid_of(text: str, name: str) -> int:
 
 
 def whole(text: str, name: str, least: int = 0, most: int = MOST) -> int:
-    """A count as vLLM writes them: 2048, 2k, 1.5k."""
+    """Reads a count as vLLM does: 2048, 2k, 1.5k."""
     try:
         number = parse_vllm_integer(text)
     except BadInput:

@@ -4,8 +4,8 @@ The subset of POSIX shell and bash that people write in start scripts: quoting, 
 `${PORT:-8000}`, pipes, redirections, here-documents. Control flow is not followed; the text is read once, from top to
 bottom, under these rules:
 
-- every command counts, in whichever branch, loop, function or subshell it stands;
-- inside if, case, while, until and for, and behind `&&` and `||`, an assignment counts only while the variable has no
+- every command counts, in any branch, loop, function or subshell;
+- inside if, case, while, until and for, and after `&&` and `||`, an assignment counts only while the variable has no
   value: the first one wins, and what was set before the branch stays. Adding to itself (`A+=...`, `A="$A ..."`) counts, so
   that flags which are added on a condition are seen, unless it adds an empty variable. Such variables are listed in
   `guessed`, and a start of vLLM is also given with each value that was not taken, in `otherwise`;
@@ -38,7 +38,7 @@ class Origin(Enum):
 
 
 class Piece(NamedTuple):
-    """Text of one origin; `name` says what is unset or computed, or which variable a branch of the script decides."""
+    """Text of one origin; `name` is the unset or computed name, or the variable that a branch of the script decides."""
 
     text: str
     origin: Origin = Origin.WRITTEN
@@ -49,7 +49,7 @@ Value = tuple[Piece, ...]
 
 
 def text_of(value: Iterable[Piece]) -> str:
-    """The value as one string, with `$NAME` where a variable is not known."""
+    """Returns the value as one string, with `$NAME` where a variable is unknown."""
     return "".join(piece.text for piece in value)
 
 
@@ -59,7 +59,7 @@ def is_blank(value: Value) -> bool:
 
 
 def _merged(pieces: Sequence[Piece]) -> Value:
-    """The same value in as few pieces as it takes, so that a value built in many steps stays small."""
+    """Returns the same value in as few pieces as possible, so that a value built in many steps stays small."""
     runs: list[list[str]] = []
     kinds: list[tuple[Origin, str]] = []
     for piece in pieces:
@@ -133,7 +133,7 @@ class Variables:
         self._others.pop(name, None)
 
     def keep_first(self, name: str, values: Sequence[Value], *, adds: bool) -> bool:
-        """True if a branch's value does not count, since an earlier one does; it is remembered as another value."""
+        """True if a branch's value does not count, since an earlier one does; it is kept as another value."""
         self._in_branch.add(name)
         if adds or all(map(is_blank, self.values(name))):
             return False
@@ -144,7 +144,7 @@ class Variables:
         return True
 
     def expand_otherwise(self, name: str, words: Sequence[Word]) -> Iterator[list[Value]]:
-        """The fields of these words with each value of a variable that a branch which was not taken would have set."""
+        """Yields the fields of these words for each value of a variable in branches that were not taken."""
         taken = self._values.get(name, ())
         for values in self._others.get(name, ()):
             self._values[name] = values
@@ -153,7 +153,7 @@ class Variables:
             self._values[name] = taken
 
     def join(self, parts: Iterable[WordPart]) -> Value:
-        """The one value that these parts become on the right of `=`."""
+        """Returns the single value of these parts on the right of `=`."""
         fields = self.expand(parts, split=False)
         return fields[0] if fields else ()
 
@@ -247,7 +247,7 @@ class ShellCommand:
 
 
 def commands_in(text: str, environment: Iterable[tuple[str, str]] = ()) -> list[ShellCommand]:
-    """Every command of a script in the order of its text; assignments and exports are taken in, not listed."""
+    """Returns every command of a script in the order of its text; assignments and exports are applied, not listed."""
     script = _Script(environment)
     for token in Reader(text.replace("\r\n", "\n")).tokens():
         script.variables.spend(_TOKEN_COST)
@@ -260,14 +260,14 @@ def commands_in(text: str, environment: Iterable[tuple[str, str]] = ()) -> list[
 
 
 class _Script:
-    """Gathers words into commands and keeps what they assign."""
+    """Gathers words into commands and keeps their assignments."""
 
     def __init__(self, environment: Iterable[tuple[str, str]]) -> None:
         self.commands: list[ShellCommand] = []
         self.variables = Variables()
         self._exported: dict[str, None] = {}
-        self._snapshot: tuple[tuple[str, str], ...] | None = None  # what is exported; None when it must be made anew
-        self._behind_environment: list[str] = []  # what its values are missing
+        self._snapshot: tuple[tuple[str, str], ...] | None = None  # exported variables; None when they have changed
+        self._behind_environment: list[str] = []  # variables that its values lack
         self._words: list[Word] = []
         self._branches = 0  # how many if, while, for, case are open
         self._cases = 0
@@ -332,13 +332,13 @@ class _Script:
             self._in_pattern = True
 
     def _settle_parenthesis(self) -> None:
-        """`name(` was no function after all: the name was a command."""
+        """Ends a `name(` that turned out to be no function: the name was a command."""
         if self._parenthesis:
             self._parenthesis = False
             self._finish("(")
 
     def _finish(self, terminator: str) -> None:
-        """The words so far are a whole command, a loop's head or a pattern."""
+        """Handles the words so far as a whole command, a loop's head or a pattern."""
         words, self._words = self._words, []
         self._skip_word = False
         if self._in_pattern:
@@ -376,7 +376,7 @@ class _Script:
             for name in texts[1:]:
                 self._unset(name)
             return
-        match texts:  # what a builtin does to the variables
+        match texts:  # a builtin's effect on the variables
             case ("set", "-a" | "+a" as option, *_) | ("set", "-o" | "+o" as option, "allexport", *_):
                 self._export_all = option.startswith("-")
             case ("read", *names):
@@ -395,7 +395,7 @@ class _Script:
         unresolved.update(dict.fromkeys(self._behind_environment))
         command = ShellCommand(texts, environment + tuple(own), words[0].line, tuple(unresolved), tuple(guessed))
         if any("vllm" in text.lower() for text in texts):
-            # As the branches that were not taken would run it.
+            # The command as the branches that were not taken would run it.
             otherwise = []
             for others in (others for name in guessed for others in self.variables.expand_otherwise(name, rest)):
                 missing = [piece.name for field in others for piece in field if piece.origin is not Origin.WRITTEN]
@@ -415,7 +415,7 @@ class _Script:
                 for piece in value
                 if piece.origin is not Origin.WRITTEN
             ]
-            # `export PATH=/opt/bin:$PATH` adds to what the caller has: nothing is missing there.
+            # `export PATH=/opt/bin:$PATH` adds to the caller's value: nothing is missing there.
             self._behind_environment = [missing for name, missing in behind if missing != name]
             self.variables.spend(16 * (len(values) + len(behind)))
         self.variables.spend(len(self._behind_environment))
@@ -427,7 +427,7 @@ class _Script:
             self._snapshot = None
 
     def _declare(self, words: Sequence[Word]) -> None:
-        """`export A=1 B`, `declare -x A=1`, `readonly A=1`, `local A=1`."""
+        """Applies `export A=1 B`, `declare -x A=1`, `readonly A=1`, `local A=1`."""
         exports, withdraws = words[0].keyword == "export", False
         for word in words[1:]:
             text = text_of(self.variables.join(word.parts))
@@ -479,7 +479,7 @@ class _Script:
         self._set(found, values, inside, adds=adds, array=word.elements is not None)
 
     def _is_empty(self, part: WordPart, but: str) -> bool:
-        """True if it is a variable, `but` not this one, that the script has set to nothing, as `X=${X:-}` does."""
+        """True if it is a variable other than `but` that the script has set to nothing, as `X=${X:-}` does."""
         values = self.variables.values(part.name) if isinstance(part, Parameter) and part.name != but else ()
         return bool(values) and not any(text_of(value) for value in values)
 
@@ -511,7 +511,7 @@ class _Script:
 
 
 def _assigned(word: Word) -> re.Match[str] | None:
-    """The `NAME=`, `NAME+=` or `NAME[1]=` that the word starts with, where it starts with one."""
+    """Returns the `NAME=`, `NAME+=` or `NAME[1]=` at the start of the word; None if there is none."""
     match word.parts:
         case (LiteralText(text, quoted=False), *_):
             return _ASSIGNMENT.match(text)

@@ -13,7 +13,7 @@ _HERE = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]*)'|\"([^\"\n]*)\"|\\?([^\s'\"<>;&|(
 _BACKTICK_STOP = re.compile(r"[\\`]")
 _ANSI_STOP = re.compile(r"[\\']")
 
-# What is open at a point inside `$(...)` or `${...}`.
+# Kinds of open brackets and quotes inside `$(...)` or `${...}`.
 _COMMAND, _GROUP, _BRACE, _QUOTED_BRACE, _QUOTE = range(5)
 _PARENTHESES = (_COMMAND, _GROUP)
 _BRACES = (_BRACE, _QUOTED_BRACE)
@@ -21,7 +21,7 @@ _INSIDE_QUOTES = (_QUOTE, _QUOTED_BRACE)
 
 
 def _after(stop: re.Pattern[str], text: str, at: int) -> int:
-    """Just after the first unescaped stop character from `at` on, or -1."""
+    """Returns the place just after the first unescaped stop character from `at` on, or -1."""
     while found := stop.search(text, at):
         if text[found.start()] != "\\":
             return found.end()
@@ -30,7 +30,7 @@ def _after(stop: re.Pattern[str], text: str, at: int) -> int:
 
 
 def after_here_documents(text: str, at: int, pending: list[tuple[str, bool]]) -> int:
-    """Just after the bodies of these (delimiter, strips tabs) here-documents; an unfinished one ends with the text."""
+    """Returns the place after the bodies of these (delimiter, strips tabs) here-documents; an open one ends with the text."""
     for delimiter, strip in pending:
         while at < len(text):
             end = text.find("\n", at)
@@ -43,7 +43,7 @@ def after_here_documents(text: str, at: int, pending: list[tuple[str, bool]]) ->
 
 
 class _Scan:
-    """One walk from an opening bracket to the one that closes it."""
+    """Finds the bracket that closes an opening one."""
 
     def __init__(self, text: str, at: int) -> None:
         self._text = text
@@ -52,7 +52,7 @@ class _Scan:
         self._at = at
 
     def end(self) -> int:
-        """Just after the bracket that closes the `$(`, `${`, `<(` or `>(` at the start, or -1 when nothing does."""
+        """Returns the place after the bracket that closes the `$(`, `${`, `<(` or `>(` at the start, or -1 without one."""
         self._dollar_or_bracket()
         while self._open:
             found = _SPECIAL.search(self._text, self._at)
@@ -65,7 +65,7 @@ class _Scan:
         return self._at
 
     def _dollar_or_bracket(self) -> None:
-        """Opens what `$(`, `$((`, `${`, `$'`, `<(` or `>(` at this point opens; else steps over one character."""
+        """Records an opening `$(`, `$((`, `${`, `$'`, `<(` or `>(` at this point; else skips one character."""
         text, at = self._text, self._at
         quoted = bool(self._open) and self._open[-1] in _INSIDE_QUOTES
         if text.startswith("((", at + 1) and text[at] == "$":
@@ -104,7 +104,7 @@ class _Scan:
             self._open.append(_GROUP)
         elif (char == ")" and top in _PARENTHESES) or (char == "}" and top in _BRACES):
             self._open.pop()
-        # Comments and here-documents are stepped over: an apostrophe in them is not a quote.
+        # Comments and here-documents are skipped: an apostrophe in them is not a quote.
         elif top == _COMMAND and char == "#" and text[at - 1] in " \t\n;(":
             end = text.find("\n", at)
             self._at = end if end >= 0 else -1
@@ -117,7 +117,7 @@ class _Scan:
 
 
 def here_document(text: str, at: int) -> tuple[str, bool, int] | None:
-    """The delimiter of the `<<` at `at`, whether tabs are stripped, and where it ends; None where there is none."""
+    """Returns the delimiter of the `<<` at `at`, whether tabs are stripped, and its end; None without a `<<`."""
     found = _HERE.match(text, at)
     if found is None or text.startswith("<<<", at):
         return None
@@ -126,7 +126,7 @@ def here_document(text: str, at: int) -> tuple[str, bool, int] | None:
 
 
 def joined_words(text: str, part: re.Pattern[str], read: Callable[[re.Match[str]], str], problem: str) -> list[str]:
-    """Words cut at blanks, where no shell does it: `part` matches one piece of a word, and `read` says what it stands for."""
+    """Splits words at blanks, without a shell: `part` matches one piece of a word, and `read` returns its text."""
     words: list[list[str]] = []
     at, ended = 0, True
     while at < len(text):
@@ -149,7 +149,7 @@ class LiteralText(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """`$NAME` or `${NAME...}`; `operator` is None where we do not know what the braces ask for."""
+    """`$NAME` or `${NAME...}`; `operator` is None where the operator in the braces is unknown."""
 
     source: str
     name: str
@@ -160,7 +160,7 @@ class Parameter(NamedTuple):
 
 
 class Substitution(NamedTuple):
-    """`$(...)`, backticks, `$((...))`, `<(...)`: what only running it could tell."""
+    """`$(...)`, backticks, `$((...))`, `<(...)`: text that only a run could show."""
 
     source: str
     quoted: bool
@@ -178,7 +178,7 @@ class Word(NamedTuple):
 
     @property
     def keyword(self) -> str | None:
-        """The word where it is bare text, as reserved words must be."""
+        """The word if it is bare text, as reserved words must be; else None."""
         match self.parts:
             case (LiteralText(text, quoted=False),) if self.elements is None:
                 return text
@@ -228,7 +228,7 @@ class Reader:
         self._depth = depth
 
     def tokens(self) -> Iterator[Word | Operator]:
-        """Every word and operator in order; comments, blanks and here-documents are left out."""
+        """Yields every word and operator in order, without comments, blanks and here-documents."""
         text, pending = self._text, list[tuple[str, bool]]()
         while (blanks := _BLANKS.match(text, self._at)) or self._at < len(text):
             if blanks:
@@ -283,7 +283,7 @@ class Reader:
         return Word(tuple(parts), line)
 
     def _elements(self) -> tuple[Word, ...]:
-        """The words of `NAME=(...)`; newlines and comments may stand between them."""
+        """Reads the words of `NAME=(...)`, with newlines and comments between them."""
         start, text = self._at, self._text
         self._at += 1
         elements: list[Word] = []
@@ -297,7 +297,7 @@ class Reader:
                 self._at += 1
                 return tuple(elements)
             elif char in "\n;&|(<>":
-                self._at += 1  # only the newline is allowed here; what bash would refuse we step over
+                self._at += 1  # only the newline is allowed here; skip what bash would refuse
             else:
                 parts: list[WordPart] = []
                 line = self._line_here()
@@ -342,7 +342,7 @@ class Reader:
                 return
 
     def _quoted_run(self, parts: list[WordPart]) -> None:
-        """Adds what stands between double quotes, up to the closing one or the end."""
+        """Adds the text between double quotes, up to the closing one or the end."""
         text = self._text
         while self._at < len(text) and (char := text[self._at]) != '"':
             if found := _PLAIN_QUOTED.match(text, self._at):
@@ -395,7 +395,7 @@ class Reader:
             parts.append(Parameter(text[at : found.end()], found.group(), quoted))
             self._at = found.end()
         else:
-            if following != '"' or quoted:  # $"..." is a translated string: the quotes are all that matters
+            if following != '"' or quoted:  # $"..." is a translated string: only the quotes matter
                 parts.append(LiteralText("$", quoted=True))
             self._at = at + 1
 
@@ -412,7 +412,7 @@ class Reader:
         return Parameter(source, name, quoted, subscript, operator, argument)
 
     def argument(self, *, quoted: bool) -> tuple[WordPart, ...]:
-        """All of this reader's text as what stands behind the operator of `${NAME:-...}`."""
+        """Reads all of this text as the argument of the operator in `${NAME:-...}`."""
         parts: list[WordPart] = []
         while quoted and self._at < len(self._text):
             self._quoted_run(parts)

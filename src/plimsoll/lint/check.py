@@ -22,14 +22,14 @@ from plimsoll.redaction import redact_value, redact_words
 from plimsoll.units import GIB, format_gib
 from plimsoll.vllm.flags import flags_of
 
-START_S = 600.0  # what a start may take beside reading its weights: compiling, capturing graphs, a cold cache
+START_S = 600.0  # a start's time beside reading its weights: compiling, capturing graphs, a cold cache
 WEIGHTS_PER_S = 100e6  # bytes, from a slow disk
-PATIENCE_S = 300.0  # a busy server may leave a probe without an answer for so long
-TEARDOWN_S = 30.0  # vLLM's own, when its requests are over
+PATIENCE_S = 300.0  # a busy server may not answer a probe for this long
+TEARDOWN_S = 30.0  # vLLM's own, after its last request
 DEFAULT_GRACE_S = {"compose": 10.0, "kubernetes": 30.0, "systemd": 90.0}
 CONTAINER_SHM = 64 << 20
 SHM_FOR_A_RANK = GIB  # NCCL and vLLM's own queues between the ranks
-BESIDE_PINNED = 8 * GIB  # what the server needs of host memory anyway
+BESIDE_PINNED = 8 * GIB  # host memory that the server needs anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Trap:
 
 @dataclass(frozen=True, slots=True)
 class LintedServer:
-    """One server of a file: what it was judged by, and the traps."""
+    """One server of a file, the version and card it was judged by, and its traps."""
 
     source: str
     model: str | None
@@ -59,7 +59,7 @@ class LintedServer:
 
 
 def lint_file(path: str, options: ServerOptions) -> list[LintedServer]:
-    """Every vLLM server in a file; BadInput where it cannot be read or starts none."""
+    """Lints every vLLM server in a file; BadInput where it cannot be read or starts none."""
     return [_linted(deployment, options) for deployment in deployments_in(path)]
 
 
@@ -81,7 +81,7 @@ def _linted(at: Deployment, options: ServerOptions) -> LintedServer:
     server = _Server(at, checked, weights)
     checks = (_flags, _probes, _stopping, _shared_memory, _pinned_memory, _restarts, _secrets)
     traps = [trap for check in checks for trap in check(server)]
-    # Of the plan's own findings those about flags are judged already.
+    # The plan's own findings about flags are judged already.
     findings, advices = (plan.findings, plan.advice) if plan is not None else ((), ())
     for finding in findings:
         if finding.code != "startup.bad-flag" and finding.severity is not Severity.INFO:
@@ -103,12 +103,12 @@ class _Server:
     weights_bytes: int | None  # of the whole model; None where it was not planned
 
     def trap(self, rule: str, severity: Severity, where: str | int, title: str, why: str, fix: str) -> Trap:
-        """`where`: a line, or the field of the deployment whose line it is."""
+        """Returns a trap. `where`: a line, or the deployment's field whose line is meant."""
         line = where if isinstance(where, int) else self.at.lines.get(where, self.at.line)
         return Trap(self.at.file, line, self.at.launch.source, rule, severity, title, why, fix)
 
     def line_of(self, word: str) -> int:
-        """The line on which the server's part of the file names something; where its command begins if nothing is found."""
+        """Returns the line on which the server's part of the file names a word; the begin of its command if none does."""
         lines = self.at.text.split("\n")
         # A script sets its variables above the start.
         first = 1 if self.at.kind == "script" and not word.startswith("-") else self.at.line
@@ -116,7 +116,7 @@ class _Server:
         return next(named, self.at.lines.get("command", self.at.line))
 
     def value(self, flag: str) -> str | None:
-        """The last value that the command gives a flag; None where it gives none."""
+        """Returns the last value that the command gives a flag; None where it gives none."""
         values = [a.values[-1] for a in self.checked.line.arguments if a.row is not None and a.row.name == flag and a.values]
         return values[-1] if values else None
 
@@ -128,13 +128,13 @@ class _Server:
 
     @property
     def ranks(self) -> int:
-        """Those that share a machine and its /dev/shm."""
+        """The number of ranks that share a machine and its /dev/shm."""
         ranks = self.number("--tensor-parallel-size", 1) * self.number("--pipeline-parallel-size", 1)
         return max(1, int(ranks / max(1.0, self.at.machines, self.number("--nnodes", 1))))
 
 
 def _flags(server: _Server) -> Iterator[Trap]:
-    """What the version refuses or ignores."""
+    """Yields a trap for each flag that the version refuses, ignores or deprecates."""
     for item in server.checked.items:
         if item.status.is_problem or item.status is FlagStatus.DEPRECATED:
             loud = Severity.WARNING if item.status.is_problem else Severity.INFO
@@ -146,7 +146,7 @@ def _flags(server: _Server) -> Iterator[Trap]:
 
 
 def _probes(server: _Server) -> Iterator[Trap]:
-    """Probes that end a server while it still loads, or do not wait for a busy one."""
+    """Yields traps of probes that end a server while it still loads, or do not wait for a busy one."""
     at, needs = server.at, START_S + (server.weights_bytes or 0) / WEIGHTS_PER_S
     probe, alive = at.startup or at.liveness, at.liveness
     if at.unit_type in ("notify", "notify-reload"):
@@ -175,7 +175,7 @@ def _probes(server: _Server) -> Iterator[Trap]:
 
 
 def _stopping(server: _Server) -> Iterator[Trap]:
-    """Stops that cut requests off."""
+    """Yields traps of stops that cut requests off."""
     at = server.at
     if at.kind == "script":
         return
@@ -202,7 +202,7 @@ def _stopping(server: _Server) -> Iterator[Trap]:
 
 
 def _shared_memory(server: _Server) -> Iterator[Trap]:
-    """Shared memory too small for several ranks."""
+    """Yields a trap if shared memory is too small for several ranks."""
     at, ranks = server.at, server.ranks
     if ranks < 2 or at.has_host_shm:
         return
@@ -218,7 +218,7 @@ def _shared_memory(server: _Server) -> Iterator[Trap]:
 
 
 def _pinned_memory(server: _Server) -> Iterator[Trap]:
-    """Pinned host memory that no limit knows of."""
+    """Yields traps of pinned host memory that no limit allows for."""
     gpus = server.ranks * max(1, int(server.number("--data-parallel-size", 1)))
     pinned = server.number("--kv-offloading-size") + gpus * (server.number("--cpu-offload-gb") + server.number("--swap-space"))
     sleeps = "--enable-sleep-mode" in server.checked.line.given
@@ -238,7 +238,7 @@ def _pinned_memory(server: _Server) -> Iterator[Trap]:
 
 
 def _restarts(server: _Server) -> Iterator[Trap]:
-    """Restart policies that leave a dead server down."""
+    """Yields traps of restart policies that leave a dead server down."""
     at = server.at
     policy = (at.restart or "no").lower()
     if at.kind == "script" or at.is_job or policy in ("always", "unless-stopped"):
@@ -251,7 +251,7 @@ def _restarts(server: _Server) -> Iterator[Trap]:
 
 
 def _secrets(server: _Server) -> Iterator[Trap]:
-    """Secrets that stand in the file."""
+    """Yields traps of secrets in the file."""
     at = server.at
     values, words = dict(at.launch.environment), list(at.launch.arguments)
     named = [name for name, value in values.items() if redact_value(name, value) != value and not _is_elsewhere(value)]
@@ -268,5 +268,5 @@ def _secrets(server: _Server) -> Iterator[Trap]:
 
 
 def _is_elsewhere(value: str) -> bool:
-    """True if it refers to a value, or stands for one that somebody has to fill in: `$KEY`, `<your token>`."""
+    """True if it is a reference or a placeholder: `$KEY`, `<your token>`."""
     return "$" in value or re.fullmatch(r"(?:.*=)?<.*>", value) is not None

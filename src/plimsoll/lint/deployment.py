@@ -1,7 +1,7 @@
 """Reads how a vLLM server is deployed, beside its command: probes, grace, shared memory, limits, restarts, the card.
 
-A Compose service, a container of a Kubernetes manifest and a systemd unit all become one `Deployment`; what a file does not
-say is None, and each check knows what then holds.
+A Compose service, a container of a Kubernetes manifest and a systemd unit all become one `Deployment`; a setting that a file
+lacks is None, and each check knows its default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(hours?|hr|h|minutes?|min|ms|m|second
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 0.000001}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-# Labels by which a cluster says which card a node has.
+# Labels by which a cluster names a node's card.
 _CARD_LABELS = re.compile(
     r"gpu\.product|gke-accelerator|instance-type|gpu-name|accelerator|gpu\.nvidia\.com/model", re.IGNORECASE
 )
@@ -33,11 +33,11 @@ _SLEEP = re.compile(rf"(?:\bsleep|{re.escape(_LEAVE)})\s+(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class HealthProbe:
-    """A check that ends or marks a server which does not answer."""
+    """A check that ends or marks a server that does not answer."""
 
     line: int
     delay_s: float  # before the first look
-    patience_s: float  # from the first failed look to the last one that is forgiven
+    patience_s: float  # from the first failed look to the last tolerated one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Deployment:
     file: str
     launch: Launch
     kind: str  # compose, kubernetes, systemd or script
-    line: int  # where the server's own part of the file begins
+    line: int  # begin of the server's own part of the file
     liveness: HealthProbe | None = None
     startup: HealthProbe | None = None
     grace_s: float | None = None  # from SIGTERM to SIGKILL
@@ -61,13 +61,13 @@ class Deployment:
     unit_type: str | None = None
     kill_mode: str | None = None
     card: str | None = None
-    machines: int = 1  # that one server is spread over
+    machines: int = 1  # machines that one server is spread over
     text: str = field(default="", repr=False)  # the whole file
-    lines: Mapping[str, int] = field(default_factory=dict)  # of what is named here, by the field's name
+    lines: Mapping[str, int] = field(default_factory=dict)  # lines of the settings, by the field's name
 
 
 def deployments_in(path: str) -> list[Deployment]:
-    """Every vLLM server that a file deploys, in order; BadInput where it has none."""
+    """Returns every vLLM server that a file deploys, in order; BadInput where it has none."""
     text, name = read_text(path), Path(path).name
     launches = read_launches(path)
     kind = kind_of(text, name)
@@ -89,12 +89,12 @@ def deployments_in(path: str) -> list[Deployment]:
 
 
 def _of_run(launch: Launch) -> dict[str, Any]:
-    """The shared memory of a start by a command: a container's own where `docker run` starts it, else the machine's."""
+    """Returns the shared memory of a start by a command: the container's own under `docker run`, else the machine's."""
     return {"has_host_shm": launch.image is None or launch.shm in ("host", "shareable"), "shm_bytes": size(launch.shm)}
 
 
 def seconds(value: Tree) -> float | None:
-    """A duration as Compose, systemd and Kubernetes write them: 90, 90s, 1m30s, 2min 30s, infinity; None for anything else."""
+    """Reads a duration of Compose, systemd or Kubernetes: 90, 90s, 1m30s, 2min 30s, infinity; None for anything else."""
     if not isinstance(value, str) or not value.strip():
         return None
     if value.strip().lower() == "infinity":
@@ -106,7 +106,7 @@ def seconds(value: Tree) -> float | None:
 
 
 def size(value: Tree) -> int | None:
-    """A size as Compose and Kubernetes write them: 16gb, 16Gi, 64m, 1073741824; None for anything else. Units are binary."""
+    """Reads a size of Compose or Kubernetes: 16gb, 16Gi, 64m, 1073741824; None for anything else. Units are binary."""
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     return int(float(match.group(1)) * 1024 ** _UNITS[match.group(2).lower()]) if match else None
 
@@ -122,7 +122,7 @@ def _text(tree: Tree | None, key: str) -> str | None:
 
 
 def _lines(*places: tuple[str, Tree, str]) -> dict[str, int]:
-    """The line of each name: where its key stands, if it stands anywhere."""
+    """Returns the line of each name's key; leaves out names without a key."""
     return {name: tree.lines[key] for name, tree, key in places if isinstance(tree, LinedMapping) and key in tree.lines}
 
 
@@ -197,7 +197,7 @@ def _probe(body: dict[str, Tree], key: str) -> HealthProbe | None:
 
 
 def _shared_memory(body: dict[str, Tree], pod: dict[str, Tree]) -> tuple[int | None, bool]:
-    """The size of /dev/shm, and whether something is mounted there: an emptyDir without a limit has the node's memory."""
+    """Returns the size of /dev/shm (None: no limit is set), and True if it is the host's or has a volume mounted."""
     mounts, volumes = body.get("volumeMounts"), pod.get("volumes")
     if _text(pod, "hostIPC") in ("true", "True"):
         return None, True
@@ -209,7 +209,7 @@ def _shared_memory(body: dict[str, Tree], pod: dict[str, Tree]) -> tuple[int | N
 
 
 def _card(pod: dict[str, Tree]) -> str | None:
-    """The card that the pod asks its node for, by the labels in nodeSelector and affinity."""
+    """Returns the card that the pod requires, by the labels in nodeSelector and affinity; None without one."""
     waiting: list[tuple[str, Tree]] = [("", pod.get("nodeSelector")), ("", pod.get("affinity"))]
     while waiting:
         label, tree = waiting.pop()

@@ -18,11 +18,11 @@ from plimsoll.vllm import versions
 from plimsoll.vllm.flags import flags_of
 from plimsoll.vllm.versions import Behaviour, Coverage
 
-ANY = "*"  # among the arguments of a function: it takes any others too
+ANY = "*"  # among the arguments of a function: it also takes any others
 
 
 class ClassShape(NamedTuple):
-    """One class: its methods with their arguments, and what it assigns to `self` or declares as a field."""
+    """One class: its methods with their arguments, and the attributes that it assigns to `self` or declares as fields."""
 
     methods: dict[str, tuple[str, ...]]
     attributes: frozenset[str]
@@ -31,12 +31,12 @@ class ClassShape(NamedTuple):
 class FileShape(NamedTuple):
     classes: dict[str, ClassShape]
     functions: dict[str, tuple[str, ...]]
-    words: frozenset[str]  # every name, attribute and text constant that the code uses; what comments mention is not there
-    assigned: frozenset[str]  # attributes of whatever object that get a value
+    words: frozenset[str]  # every name, attribute and text constant in the code, without comments
+    assigned: frozenset[str]  # attributes of any object that get a value
 
 
 class Sources(NamedTuple):
-    """The files of one vLLM: how to read one by its path in the package, and which lie under a folder."""
+    """Access to the files of one vLLM: one file by its path in the package, and the files of a folder."""
 
     read: Callable[[str], str | None]  # None: there is no such file
     listed: Callable[[str], Sequence[str]]
@@ -108,7 +108,7 @@ class InsidePart(StrEnum):
 
 class NeedState(StrEnum):
     FOUND = "found"
-    DIFFERENT = "different"  # something of that name is there, but not as we need it
+    DIFFERENT = "different"  # the name exists, but not as we need it
     ABSENT = "absent"
     NOT_NEEDED = "not needed"
 
@@ -118,7 +118,7 @@ class NeedState(StrEnum):
 
 
 class Weight(StrEnum):
-    """The loss of a part by an unmet need: itself, a piece that people count on, or a detail."""
+    """The loss to a part by an unmet need: the whole part, a piece that people count on, or a detail."""
 
     MUST = "must"
     HELPS = "helps"
@@ -128,31 +128,31 @@ class Weight(StrEnum):
 class Symbols(msgspec.Struct, frozen=True):
     """A file and the names it must define, all of them."""
 
-    files: tuple[str, ...] = msgspec.field(name="in")  # where releases keep it, any one of them; paths inside the package
+    files: tuple[str, ...] = msgspec.field(name="in")  # alternative files of the releases, as paths inside the package
     owner: str = ""  # the class that has the methods and attributes
     methods: dict[str, tuple[str, ...]] = {}  # name, and the arguments we give it
-    begins: dict[str, tuple[str, ...]] = {}  # name, and the arguments it must begin with: it is stood in for
+    begins: dict[str, tuple[str, ...]] = {}  # name, and its required first arguments: ours replaces it
     attributes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # names or text constants that the file's code uses
     assigned: tuple[str, ...] = ()  # attributes that the file's code sets on some object
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One of the shapes in which releases have what is needed."""
+    """One of the forms in which releases meet a need."""
 
     looks: tuple[Symbols, ...]
-    says: str = ""  # how it is then used
+    says: str = ""  # how it is used in this form
 
 
 class Need(msgspec.Struct, frozen=True):
     name: str
     purpose: str
-    lost: str  # what is missing without it
+    lost: str  # the loss without it
     weights: dict[InsidePart, Weight]
     ways: tuple[Way, ...] = ()  # the best first
     unneeded_without: Symbols | None = None  # a release without this has no use for it
     unneeded_because: str = ""
-    none_in: tuple[str, ...] = ()  # folders whose classes must not define what `forbidden` names
+    none_in: tuple[str, ...] = ()  # folders whose classes must not define the `forbidden` name
     forbidden: str = ""  # a name, or the beginning of one if it ends in _
 
 
@@ -168,8 +168,8 @@ class NeedAnswer:
 class PartVerdict:
     part: InsidePart
     works: str  # yes, partly, no
-    because: tuple[str, ...] = ()  # what is lost, the worst first
-    details: tuple[str, ...] = ()  # what is lost and hardly missed
+    because: tuple[str, ...] = ()  # losses, the worst first
+    details: tuple[str, ...] = ()  # minor losses
 
 
 def judge(sources: Sources, needs: Sequence[Need]) -> tuple[NeedAnswer, ...]:
@@ -192,7 +192,7 @@ def _answer(need: Need, sources: Sources) -> NeedAnswer:
 
 
 def _look(look: Symbols, sources: Sources) -> NeedAnswer:
-    """FOUND where one of the files shows everything; else the answer of the file that shows most."""
+    """Returns FOUND if one of the files has everything; else the answer of the file that has most."""
     nearest = NeedAnswer("", NeedState.ABSENT, look.files[0], "there is no such file")
     for path in look.files:
         text = sources.read(path)
@@ -235,7 +235,7 @@ def _missing(look: Symbols, text: str) -> tuple[str, bool]:
 
 
 def _forbidden(need: Need, sources: Sources) -> NeedAnswer:
-    """A need that something is not there."""
+    """Returns the answer to a need that a name does not exist."""
     is_beginning = need.forbidden.endswith("_") and not need.forbidden.startswith("__")
     for folder in need.none_in:
         for path in sources.listed(folder):
@@ -271,7 +271,7 @@ RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 FIRST_ENGINE = "VLLM_USE_V1"
 PLUGIN_LIST = "VLLM_PLUGINS"
 
-# What was run and not only read.
+# Releases that were run and not only read.
 TESTED = {Coverage.INSIDE_ON_CPU.last: "tested on CPU", Coverage.INSIDE_ON_GPU.last: "tested on an H200"}
 BY_SIGNATURE = "by signature, read from the wheel"
 
@@ -286,7 +286,7 @@ class Stretch:
     evidence: str
 
 
-# Knobs of plimsoll.inside, each with the flag whose limit it turns: a release without the flag has no such limit.
+# Knobs of plimsoll.inside, each with the flag whose limit it changes: a release without the flag has no such limit.
 KNOB_FLAGS = {
     "max-num-seqs": "--max-num-seqs", "max-num-batched-tokens": "--max-num-batched-tokens", "kv-headroom": "--watermark",
     "long-prefill-token-threshold": "--long-prefill-token-threshold", "max-num-queued-reqs": "--max-num-queued-reqs",
@@ -295,7 +295,7 @@ KNOB_FLAGS = {
 
 
 def knob_lines(release: str) -> tuple[str, ...]:
-    """Which knobs turn in a running engine of this release, and which it has not."""
+    """Returns lines on the knobs that can be set in a running engine of this release, and those that it lacks."""
     known = flags_of(release)
     there = [knob for knob, flag in KNOB_FLAGS.items() if flag in known]
     absent = [knob for knob in KNOB_FLAGS if knob not in there]
@@ -315,7 +315,7 @@ def answers_in(release: str) -> tuple[NeedAnswer, ...]:
 
 
 def stretches() -> list[Stretch]:
-    """From the oldest release that is spoken of to the newest."""
+    """Returns the stretches from the oldest supported release to the newest."""
     made: list[Stretch] = []
     for release in versions.wheels():
         if not Behaviour.WORKER_EXTENSIONS.is_in(release):  # nothing is claimed for older ones

@@ -1,4 +1,4 @@
-"""The words by which a failure is known (`data/failures.yaml`), and what a traceback tells of it (`data/tracebacks.yaml`)."""
+"""The texts that identify a failure (`data/failures.yaml`), and those of its tracebacks (`data/tracebacks.yaml`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Role(StrEnum):
     """The part of a text in the story of a failure."""
 
     CAUSE = "cause"  # names what went wrong
-    OUT_OF_MEMORY = "out-of-memory"  # an allocation failed: which step, the traceback tells
+    OUT_OF_MEMORY = "out-of-memory"  # an allocation failed: the traceback shows the step
     STOP = "stop"  # somebody ended it on purpose
     DEATH = "death"  # the end, never the reason
-    NOISE = "noise"  # harmless, whatever it says
+    NOISE = "noise"  # harmless
 
 
-# Who reports an end, as an error that sticks to the card is one; all others may go on after a complaint, except with these.
+# Writers whose texts always report an end; all others may go on after a complaint, unless it is one of _ENDS.
 _ENDERS = frozenset("kernel nvml shell slurm argparse ray rocm nvcc script systemd terminal hccl uvicorn".split())
 _ENDS = frozenset(
     "kv-negative no-gpu-blocks broadcast-wait broadcast-wait-old sampler-warmup weights-too-large nccl-watchdog "
@@ -36,8 +36,8 @@ class FailureText(NamedTuple):
     speaker: str = "vllm"
     fragment: str | None = None  # of vLLM's source; by default the needle where vLLM speaks
     any_level: bool = False  # counts also in lines that call themselves INFO or WARNING
-    says: str = ""  # for people, where the code's own title would say too little
-    may_go_on: bool = False  # whoever writes it may go on afterwards, unless it is part of an exception
+    says: str = ""  # for people, if the code's own title says too little
+    may_go_on: bool = False  # its writer may go on afterwards, unless it is part of an exception
 
 
 _TRACEBACKS = yaml_table("tracebacks")

@@ -1,7 +1,7 @@
-"""Notes on flags that the wheels do not give: the replacement, the effect on memory, the numbers that are taken.
+"""Notes on flags that the wheels do not contain: the replacement, the effect on memory, the accepted numbers.
 
-They stand in `data/flag_notes.json`. `rewrite` is what takes the flag's place in a command; `VALUES` stands for what
-followed the old flag. A rewrite is used only where the target release has the new flag; without one the old flag is simply
+The data is in `data/flag_notes.json`. `rewrite` takes the flag's place in a command; `VALUES` in it means the values of the
+old flag. A rewrite is used only where the target release has the new flag; without one the old flag is simply
 left out.
 """
 
@@ -22,13 +22,13 @@ class Removal(NamedTuple):
     why: str
     instead: str | None = None
     rewrite: Sequence[str] = ()
-    value_until: str = ""  # only the part of each value in front of this is kept
-    only: Sequence[str] = ()  # where these are the values that the new flag takes, whatever the old one took
-    by_value: Mapping[str, Sequence[str]] = {}  # what takes its place for each of these values; for any other nothing
+    value_until: str = ""  # only the part of each value before this is kept
+    only: Sequence[str] = ()  # if set, the only values that the new flag takes
+    by_value: Mapping[str, Sequence[str]] = {}  # the replacement for each of these values; none for any other
 
 
 class Implicit(NamedTuple):
-    """A switch that says what is so anyway, from a release on."""
+    """A switch that is the default, from a release on."""
 
     since: str
     why: str
@@ -48,17 +48,17 @@ class AnnouncedRemoval(NamedTuple):
 
 
 class NumberRange(NamedTuple):
-    """The numbers that vLLM's configuration takes for a flag, once its parser took the word."""
+    """The numbers that vLLM's configuration accepts for a flag, after its parser has accepted the word."""
 
     least: float
     most: float = math.inf
     above: bool = False  # the least itself is refused
     below: bool = False  # the most itself is refused
     since: str | None = None  # the release whose source was read; None: it is so in every release
-    unless: Sequence[str] = ()  # beside these nobody looks at the number: the server listens elsewhere, or not at all
+    unless: Sequence[str] = ()  # with these flags the number is unused: the server listens elsewhere, or not at all
 
     def problem(self, value: str) -> str | None:
-        """Why the number is refused; None if it is not, or is no number."""
+        """Returns why the number is refused; None if it is not, or is no number."""
         try:
             number = float(value)
         except ValueError:
@@ -83,7 +83,7 @@ def _rows(name: str, kind: type[_Note]) -> Mapping[str, _Note]:
 GONE = _rows("gone", Removal)
 GONE_VARIABLES = _rows("gone_variables", Removal)
 
-# Flags that article after article passes on, and that no release ever had.
+# Flags that articles keep repeating and that no release ever had.
 FOLKLORE: Mapping[str, str] = table("flag_notes")["folklore"]
 
 # Bare switches whose effect is the default, where the parser's own does not show it: for chunked prefill None means on, and
@@ -93,14 +93,14 @@ IMPLIED = _rows("implied", Implicit)
 # Taken by the parser and used by nothing: 0.32.0 says so itself when the flag is given.
 IDLE = _rows("idle", Implicit)
 
-# Flags that act only beside another. LoRA's settings are handed on only where `enable_lora` is set
+# Flags that act only beside another. LoRA's settings are passed on only where `enable_lora` is set
 # (EngineArgs.create_engine_config).
 NEEDS = _rows("needs", Requirement)
 
 # The newest release's own deprecation warnings (engine/arg_utils.py, config/model.py).
 ANNOUNCED = _rows("announced", AnnouncedRemoval)
 
-# What a flag does to memory: shown beside changed defaults and used by the planner's advice.
+# A flag's effect on memory: shown beside changed defaults and used by the planner's advice.
 MEMORY: Mapping[str, str] = table("flag_notes")["memory"]
 
 # The limits in vLLM's configuration classes; earlier releases had some of them and were not read for it.
@@ -118,7 +118,7 @@ ANY_JSON = frozenset("--diffusion-config --override-generation-config --speculat
 
 @functools.cache
 def own_values(flag: str, release: str) -> frozenset[str]:
-    """The names that a release registers itself for such an option; empty where they were not read."""
+    """Returns the names that a release itself registers for such an option; empty where they were not read."""
     rows = ((key.partition(" "), spans) for key, spans in rows_of("values").items())
     return frozenset(v for (name, _, v), spans in rows if name == flag and any(is_within(span, release) for span in spans))
 
@@ -127,6 +127,6 @@ _Dated = TypeVar("_Dated", Implicit, Requirement, NumberRange)
 
 
 def in_force(table: Mapping[str, _Dated], flag: str, release: str) -> _Dated | None:
-    """The flag's note in one of these tables; None where there is none, or it begins with a later release."""
+    """Returns the flag's note in one of these tables; None where there is none, or it begins with a later release."""
     note = table.get(flag)
     return None if note is None or (note.since is not None and is_before(release, note.since)) else note

@@ -40,7 +40,7 @@ class FlagRow(NamedTuple):
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Every option string the parser knows for it, without the `--no-` form."""
+        """Its option strings in the parser, without the `--no-` form."""
         return (self.name, *self.aliases)
 
 
@@ -67,7 +67,7 @@ def _places() -> Mapping[str, int]:
 
 @functools.cache
 def flags_of(release: str) -> Mapping[str, FlagRow]:
-    """Every option string of one release, aliases included, to its row."""
+    """Returns the row of every option string of one release, aliases included."""
     places = _places()
     here = places[release]
     found: dict[str, FlagRow] = {}
@@ -89,7 +89,7 @@ def _names_by_alias() -> Mapping[str, tuple[str, ...]]:
 
 
 def history_of(spelling: str) -> tuple[FlagRow, ...]:
-    """Every stretch in which a parser knew this spelling, oldest first; empty if none ever did."""
+    """Returns every stretch in which a parser knew this spelling, oldest first; empty if none ever did."""
     table = versions.rows("flags")
     found = [_row(spelling, plain) for plain in table.get(spelling, ())]
     for name in _names_by_alias().get(spelling, ()):
@@ -98,7 +98,7 @@ def history_of(spelling: str) -> tuple[FlagRow, ...]:
 
 
 def release_after(release: str) -> str | None:
-    """The next release that was read; None after the newest."""
+    """Returns the next release that was read; None after the newest."""
     releases = list(_places())
     place = _places()[release] + 1
     return releases[place] if place < len(releases) else None
@@ -124,7 +124,7 @@ def bears_on(name: str) -> bool:
 
 
 def default_in(name: str, release: str) -> object:
-    """The default that release declares for a variable; None if it declares none."""
+    """Returns the default that a release declares for a variable; None if it declares none."""
     return next((span.facts.get("default") for span in versions.spans_of("environment", name) if span.covers(release)), None)
 
 

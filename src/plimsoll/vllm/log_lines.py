@@ -10,14 +10,14 @@ from typing import NamedTuple, cast
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import plain_version, yaml_table
 
-# vLLM prints GiB with two decimals: what it means lies half a hundredth to either side.
+# vLLM prints GiB with two decimals: the real figure may be half a hundredth to either side.
 PRINTED_TOLERANCE = GIB // 200
 
 
 class Measured(NamedTuple):
-    """The memory figures of one real start, per GPU and of the rank that rules: numbers alone, sizes in bytes.
+    """The memory figures of one real start, per GPU and of the decisive rank: only numbers, sizes in bytes.
 
-    None where nothing was said. No path, name or argument of the user's is kept.
+    None where the log has no figure. No path, name or argument of the user's is kept.
     """
 
     release: str | None = None
@@ -31,19 +31,19 @@ class Measured(NamedTuple):
     activation_bytes: int | None = None  # without the graphs, also where vLLM prints them in one figure
     graphs_estimated_bytes: int | None = None
     graphs_actual_bytes: int | None = None
-    graphs_subtracted: bool | None = None  # whether the estimate was taken off the cache
+    graphs_subtracted: bool | None = None  # whether the estimate was subtracted from the cache
     kv_bytes: int | None = None  # "Available KV cache memory"; negative when nothing was left
     kv_tokens: int | None = None
     blocks: int | None = None
     max_concurrency: float | None = None
-    ranks: int | None = None  # workers that spoke of their memory
+    ranks: int | None = None  # workers that reported their memory
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     enforce_eager: bool | None = None
-    planned_kv_bytes: int | None = None  # of vLLM's startup plan: less the graphs and 150 MiB than what was available
+    planned_kv_bytes: int | None = None  # of vLLM's startup plan: the available memory less the graphs and 150 MiB
 
     @property
     def has_memory(self) -> bool:
@@ -65,10 +65,10 @@ PERIODIC_STATS = (
     rf"(?P<waiting>\d+) reqs.*?KV cache usage: (?P<kv_percent>{_NUMBER})%"
 )
 
-# What the lines of a start say of its memory: figures only, of the rank that rules.
+# Reads the memory figures in the lines of a start: only figures, of the decisive rank.
 #
-# A log may be coloured, hold several workers' lines mixed, and several starts: the last one that got as far as its cache is
-# taken. Arguments, paths and names in the log are passed over.
+# A log may be coloured, with several workers' lines mixed and several starts: the last start that got as far as its cache
+# counts. Arguments, paths and names in the log are skipped.
 
 _FIGURE = r"(-?\d{1,9}(?:\.\d{1,9})?)"
 _COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
@@ -76,7 +76,7 @@ _WHO = re.compile(r"\(([A-Za-z_][\w.\- ]{0,60}?) ?\bpid=(\d{1,10}(?:, ip=[0-9a-f
 _BANNER = re.compile(r"[█▀▄] {1,4}version (?P<version>\S{1,60})|API server version (?P<older>\S{1,60})")
 
 
-# Of fields that are no sizes: how the text becomes a value.
+# Conversions of fields that are no sizes.
 _KINDS = {
     **dict.fromkeys("utilization max_concurrency".split(), "ratio"),
     "graphs_subtracted": "is",
@@ -89,11 +89,11 @@ _KINDS = {
 
 
 class _Rule(NamedTuple):
-    """A line: something to know it by quickly, and the pattern of each figure in it."""
+    """A line: a text that identifies it quickly, and the pattern of each figure in it."""
 
     needle: bytes
     figures: Mapping[str, str]
-    is_of_rank: bool  # else of the whole engine
+    is_of_rank: bool  # if not, of the whole engine
 
 
 @cache
@@ -112,7 +112,7 @@ def _rules() -> tuple[_Rule, ...]:
 
 @cache
 def needles() -> tuple[bytes, ...]:
-    """Texts of which a line with a figure has one."""
+    """Returns the texts one of which every line with a figure contains."""
     return (b" version ", *(rule.needle for rule in _rules()))
 
 
@@ -122,12 +122,12 @@ _Facts = dict[str, object]
 
 
 class _Start:
-    """One start as far as it has been read: what the engine said, and what each worker said."""
+    """One start as far as it has been read: the figures of the engine and of each worker."""
 
     def __init__(self) -> None:
         self.engine: _Facts = {}
         self.workers: dict[str, _Facts] = {}
-        self.named: set[str] = set()  # processes that have said which engine they are
+        self.named: set[str] = set()  # processes that have named their engine
 
     @property
     def got_far(self) -> bool:
@@ -139,14 +139,14 @@ class _Start:
 
 
 def measured_of(lines: Iterable[bytes]) -> Measured:
-    """The figures of the last start that got a cache, or of the last one."""
+    """Returns the figures of the last start that got a cache, else of the last one."""
     start, best = _Start(), _Start()
     for raw in lines:
         line = _COLOURS.sub("", raw.decode("utf-8", "replace"))
         speakers = _WHO.findall(line)
-        name, worker = speakers[-1] if speakers else ("", "")  # a progress bar may stand before it on the same line
+        name, worker = speakers[-1] if speakers else ("", "")  # a progress bar may come before it on the same line
         banner, is_named = _BANNER.search(line), "LLM engine (v" in line
-        # The same speaker introduces itself again: another start than that of the lines before.
+        # The same process introduces itself again: a new start begins.
         if start.got_far and (banner is not None or (is_named and name in start.named)):
             best = start if start.got_a_cache or not best.got_a_cache else best
             start = _Start()
@@ -165,7 +165,7 @@ def measured_of(lines: Iterable[bytes]) -> Measured:
 
 
 def _take(facts: _Facts, field: str, text: str, kind: str) -> None:
-    """Keep a figure that makes sense; memory that shrank while graphs were captured is a neighbour's doing."""
+    """Keeps a plausible figure; memory that shrank while graphs were captured is a neighbour's doing."""
     if kind == "version":
         if (version := plain_version(text)) is not None:
             facts[field] = version
@@ -173,7 +173,7 @@ def _take(facts: _Facts, field: str, text: str, kind: str) -> None:
         facts[field] = text in ("is", "True")
     elif kind == "count":
         number = int(text.replace(",", "") or 0)
-        # Of several data-parallel engines the smallest cache.
+        # The smallest cache of several data-parallel engines.
         facts[field] = min(number, cast("int", facts.get(field, number))) if field == "kv_tokens" else number
     elif re.fullmatch(_FIGURE, text) is None:
         return  # 1.2.3, or thousands of digits
@@ -186,7 +186,7 @@ def _take(facts: _Facts, field: str, text: str, kind: str) -> None:
 
 
 def _measured(start: _Start) -> Measured:
-    """The rank with the least cache rules; what it did not print is what the others printed, unless stages differ."""
+    """Returns the figures of the rank with the least cache; others fill in what it did not print, unless stages differ."""
     speakers = [facts for facts in start.workers.values() if facts.keys() & set(_TERMS)]
     if not speakers:
         return Measured(**start.engine)  # type: ignore[arg-type]

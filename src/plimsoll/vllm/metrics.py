@@ -1,7 +1,7 @@
-"""Our names for vLLM's figures, and what each release calls them.
+"""Our names for vLLM's figures, and each release's names for them.
 
-A figure has one name here, whatever vLLM calls it this year. `resolve` answers for a release; `on_page` answers for a page
-whose version is unknown, newer than the catalogue or a fork's: by what the page shows.
+A figure has one name here, whatever vLLM calls it this year. `resolve` looks it up for a release; `on_page` for a page whose
+version is unknown, newer than the catalogue or a fork's, by the metrics on it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing we want to know, and the names it has had, newest first."""
+    """One figure, and the names it has had, newest first."""
 
     name: str
     unit: Unit
     meaning: str
     names: tuple[str, ...]
     traps: tuple[str, ...] = ()
-    blocks_before: Behaviour | None = None  # until this the figure counted blocks, not what `unit` says
-    nearest: str | None = None  # a metric of another kind that says something similar where none of `names` existed
+    blocks_before: Behaviour | None = None  # until this change the figure counted blocks, not `unit`
+    nearest: str | None = None  # a similar metric of another kind, for releases without any of `names`
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ def figure(name: str) -> Figure:
 
 
 def resolve(name: str, engine: Engine) -> ResolvedMetric | None:
-    """The metric that carries a figure in a release; None if nothing there does.
+    """Returns the metric that carries a figure in a release; None if none does.
 
-    Of several, the one shown by default is preferred, then the newest name. Where the figure did not exist yet but a
-    relative did (a hit rate instead of hits and queries), the relative comes back marked `is_exact=False`.
+    Among several, it prefers the one shown by default, then the newest name. If the figure did not exist yet but a relative
+    did (a hit rate instead of hits and queries), it returns the relative, marked `is_exact=False`.
     """
     wanted = figure(name)
     found = [r for n in wanted.names if (r := _in_release(wanted, n, engine.release)) is not None]
@@ -83,7 +83,7 @@ def resolve(name: str, engine: Engine) -> ResolvedMetric | None:
 
 
 def on_page(name: str, families: Collection[str]) -> str | None:
-    """The exposition name of a figure among those a page shows; None if it shows none of them."""
+    """Returns the exposition name of a figure among those on a page; None if it has none of them."""
     return next((one for one in figure(name).names if one in families or one.removesuffix("_total") in families), None)
 
 
@@ -93,7 +93,7 @@ def _default_engine(release: str) -> str:
 
 @functools.cache
 def metrics_of(release: str) -> Mapping[str, Mapping[str, object]]:
-    """Every metric a release can export, by exposition name; the engine that runs by default rules."""
+    """Returns every metric a release can export, by exposition name; the default engine takes precedence."""
     found: dict[str, Mapping[str, object]] = {}
     first = _default_engine(release)
     for key, stretches in versions.rows("metrics").items():
@@ -117,7 +117,7 @@ def _in_release(wanted: Figure, exposition: str, release: str) -> ResolvedMetric
 
 
 def find(name: str, engine: Engine, families: Collection[str]) -> str | None:
-    """The metric that carries a figure on this page: by version where that is known for sure, else by what is there."""
+    """Returns the metric that carries a figure on this page: by an exactly known version, else by the names on the page."""
     resolved = resolve(name, engine) if engine.is_exact else None
     if resolved is not None and resolved.is_exact:
         spellings = {resolved.exposition, resolved.exposition.removesuffix("_total")}
@@ -127,14 +127,14 @@ def find(name: str, engine: Engine, families: Collection[str]) -> str | None:
 
 
 def cache_config_labels(release: str) -> dict[str, str]:
-    """The labels of vllm:cache_config_info in a release, in the page's order, each with vLLM's default; without `engine`."""
+    """Returns the labels of vllm:cache_config_info in a release, in the page's order, with vLLM's defaults; no `engine`."""
     # They are the fields of vLLM's CacheConfig, which every few releases gains or loses some.
     labels = versions.table("figures")["cache_config_labels"]
     return {row["name"]: row["value"] for row in labels if versions.covers(row["first"], row.get("last"), release)}
 
 
 def releases_with(names: Iterable[str]) -> tuple[str | None, str | None]:
-    """The oldest and the newest release that export all of these metrics; None where nothing bounds it."""
+    """Returns the oldest and the newest release that export all of these metrics; None where nothing bounds it."""
     wanted = set(names)
     spans: dict[str, list[tuple[str, str]]] = {}
     for key, stretches in versions.rows("metrics").items():

@@ -39,7 +39,7 @@ Labels = Mapping[str, str]
 class Sample(NamedTuple):
     name: str  # with its ending: _total, _bucket, _sum, _count
     labels: Labels
-    value: float  # may be NaN or infinite: the page said so
+    value: float  # NaN or infinite if the page has it so
     line: int  # counted from 1
     at_s: float | None = None  # the sample's own time stamp, where it has one
 
@@ -55,23 +55,23 @@ class Page(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of samples and of families, declared or shown by their buckets. Made anew at every call: keep it."""
+        """Returns the names of samples and of families, declared or shown by buckets. Computed at every call: keep it."""
         families = (name.removesuffix("_bucket") for name in self.by_name if name.endswith("_bucket"))
         return frozenset(self.by_name).union(self.types, families)
 
     def of(self, name: str, labels: Labels | None = None) -> tuple[Sample, ...]:
-        """The samples of this very name whose labels include those asked for."""
+        """Returns the samples of exactly this name whose labels include the given ones."""
         found = self.by_name.get(name, ())
         wanted = labels.items() if labels else ()
         return tuple(s for s in found if all(s.labels.get(key) == value for key, value in wanted)) if wanted else found
 
     def total(self, name: str, labels: Labels | None = None) -> float | None:
-        """The sum of the finite samples of this name; None if there are none."""
+        """Returns the sum of the finite samples of this name; None if there are none."""
         values = [s.value for s in self.of(name, labels) if math.isfinite(s.value)]
         return math.fsum(values) if values else None
 
     def histogram(self, family: str, labels: Labels | None = None) -> Histogram | None:
-        """A histogram over all its label sets that include those asked for; None if it is absent or makes no sense."""
+        """Returns a histogram over all its label sets that include the given ones; None if it is absent or inconsistent."""
         buckets: dict[float, float] = {}
         sets: dict[tuple[tuple[str, str], ...], set[float]] = {}
         for sample in self.of(f"{family}_bucket", labels):
@@ -93,12 +93,12 @@ class Page(NamedTuple):
 
 
 def escaped_label(value: str) -> str:
-    """A label's value as a page writes it between its quotes."""
+    """Escapes a label's value as a page writes it between quotes."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-# Prometheus' text format or OpenMetrics. A line that cannot be read is passed over and counted: half a page is worth more
-# than none. Exemplars are passed over.
+# Prometheus' text format or OpenMetrics. An unreadable line is skipped and counted: half a page is worth more than none.
+# Exemplars are skipped.
 PAGE_MAX = 32 << 20
 SAMPLES_MAX = 500_000
 LINE_MAX = 32 << 10
@@ -116,7 +116,7 @@ _ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
 
 
 def read_page(path: str, source: str | None = None) -> Page:
-    """A saved page, packed or not; `source` is how it is named where the path is only a copy's."""
+    """Reads a saved page, packed or not; `source` names it if the path is only a copy's."""
     name = source or path
     descriptor, what = opened(path)
     try:
@@ -133,7 +133,7 @@ def read_page(path: str, source: str | None = None) -> Page:
 
 
 def parse_page(data: bytes, source: str, at_s: float | None) -> Page:
-    """The page in these bytes, packed or not; BadInput if not one sample is in them."""
+    """Parses the page in these bytes, packed or not; BadInput if they have no sample."""
     if not is_plain(data[:SAMPLE_BYTES]):
         data = unpacked(source, io.BytesIO(data), whole=True).read(PAGE_MAX + 1)
     if len(data) > PAGE_MAX:
@@ -176,7 +176,7 @@ def is_sample(line: str) -> bool:
 
 
 def page_address(url: str) -> Address:
-    """Where the page of a server is: /metrics unless the user named a path."""
+    """Returns the address of a server's page: /metrics unless the user named a path."""
     where = address(url)
     path = where.url.split("://", 1)[1].partition("?")[0].partition("/")[2]
     return where if path else where.at("/metrics")
@@ -191,7 +191,7 @@ def fetch_pages(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.time,
 ) -> tuple[Page, ...]:
-    """A live page, looked at `samples` times `gap_s` apart; fewer pages if the server stopped answering in between."""
+    """Fetches a live page `samples` times, `gap_s` apart; returns fewer pages if the server stopped answering."""
     where = page_address(url)
     pages: list[Page] = []
     for look in range(samples):
@@ -210,7 +210,7 @@ def fetch_pages(
 
 
 def fetch_health(url: str, *, timeout_s: float = 5.0) -> int | None:
-    """The status of the server's /health: 503 says that its engine is dead; None if it does not answer."""
+    """Returns the status of the server's /health: 503 means that its engine is dead; None if it does not answer."""
     try:
         return address(url).at("/health").get(most_bytes=1 << 20, timeout_s=timeout_s).status
     except (WorldFailed, TooLarge):

@@ -1,7 +1,7 @@
-"""vLLM's releases: what each one changed (`Behaviour`), what was read of them (`Coverage`), and which one stands for a version.
+"""vLLM's releases: their changes (`Behaviour`), what plimsoll read of them (`Coverage`), and the release for a version.
 
-All that depends on a release is decided here: other modules ask `Behaviour.X.is_in(release)` and compare no versions
-themselves. For a new release: read its wheel (`python -m lab.catalogue`), then look down the two tables.
+Everything that depends on a release is decided here: other modules call `Behaviour.X.is_in(release)` and compare no versions
+themselves. For a new release, read its wheel (`python -m lab.catalogue`), then check the two tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORM = (
 
 @dataclass(frozen=True, order=True, slots=True)
 class Version:
-    """Compared by its release numbers alone: `0.9.0.1` is after `0.9.0`; a build tag or post-release changes no flag."""
+    """A version, compared by its release numbers alone: `0.9.0.1` is after `0.9.0`; build tags and post-releases are equal."""
 
     release: tuple[int, ...]
     text: str = field(compare=False)
@@ -66,36 +66,36 @@ def covers(first: str, last: str | None, release: str) -> bool:
 
 
 def is_within(stretch: Mapping[str, Any], release: str) -> bool:
-    """True if a stretch of a table, from one release to another, has this release in it."""
+    """True if a stretch of a table, from one release to another, includes this release."""
     return covers(stretch["from"], stretch["to"], release)
 
 
 def shared_span(spans: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
-    """The first and the last release that lie in every one of these spans; None where no release does."""
+    """Returns the first and the last release that lie in all of these spans; None where no release does."""
     firsts, lasts = zip(*spans, strict=True)
     first, last = max(firsts, key=_numbers), min(lasts, key=_numbers)
     return None if is_before(last, first) else (first, last)
 
 
 def whole_span(spans: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """The earliest first and the latest last release of these spans."""
+    """Returns the earliest first and the latest last release of these spans."""
     firsts, lasts = zip(*spans, strict=True)
     return min(firsts, key=_numbers), max(lasts, key=_numbers)
 
 
 def plain_version(text: str) -> str | None:
-    """A version as vLLM writes it; None for what is none."""
+    """Returns a version as vLLM writes it; None if the text is none."""
     try:
         return Version.read(text).text
     except ValueError:
         return None
 
 
-_PLIMSOLL = dirname(dirname(__file__))  # not pathlib: it would be the dearest import of `plimsoll flags`
+_PLIMSOLL = dirname(dirname(__file__))  # not pathlib: it would be the slowest import of `plimsoll flags`
 
 
 class Span(NamedTuple):
-    """A stretch of releases over which a row said the same; both ends were seen in a wheel."""
+    """A stretch of releases over which a row is the same; both ends were seen in a wheel."""
 
     first: str
     last: str
@@ -106,40 +106,40 @@ class Span(NamedTuple):
         return covers(self.first, self.last, release)
 
     def begins_after(self, release: str) -> bool:
-        """True if the release is older."""
+        """True if the release is older than the stretch."""
         return is_before(release, self.first)
 
 
 @functools.cache
 def table(name: str, package: str = "vllm") -> Mapping[str, Any]:
-    """A file of a package's `data/`."""
+    """Reads a JSON file of a package's `data/`."""
     with open(join(_PLIMSOLL, package, "data", f"{name}.json"), "rb") as file:
         loaded: Mapping[str, Any] = json.load(file)
     return loaded
 
 
 def yaml_table(name: str) -> Any:
-    """A file of `data/` that people write: every scalar of it is text."""
-    import yaml  # which `plimsoll flags` and most plans do without
+    """Reads a YAML file of `data/`, which people write: every scalar is text."""
+    import yaml  # `plimsoll flags` and most plans do not need it
 
     with open(join(_PLIMSOLL, "vllm", "data", f"{name}.yaml"), "rb") as file:
         return yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506  it makes nothing but texts
 
 
 def wheels() -> Mapping[str, str]:
-    """Release to the file name of the wheel it was read from, oldest first."""
+    """Returns the file name of the wheel that each release was read from, oldest first."""
     found: Mapping[str, str] = table("releases")["wheels"]
     return found
 
 
 def rows(name: str) -> Mapping[str, list[dict[str, Any]]]:
-    """A whole table, as it stands in its file."""
+    """Returns a whole table, as it is in its file."""
     found: Mapping[str, list[dict[str, Any]]] = table(name)["rows"]
     return found
 
 
 def spans_of(table: str, key: str) -> tuple[Span, ...]:
-    """The stretches of one row, oldest first; empty if no release has it."""
+    """Returns the stretches of one row, oldest first; empty if no release has it."""
     stretches = rows(table).get(key, ())
     return tuple(Span(row["from"], row["to"], {k: v for k, v in row.items() if k not in ("from", "to")}) for row in stretches)
 
@@ -147,7 +147,7 @@ def spans_of(table: str, key: str) -> tuple[Span, ...]:
 class Behaviour(Enum):
     """A change in what vLLM does: its first release, what changed, and the file of vLLM (or the page of ours) that shows it.
 
-    `is_announced`: `plimsoll flags --from` tells of it on an upgrade. `last`: the release it ended with, if it ended.
+    `is_announced`: `plimsoll flags --from` reports it on an upgrade. `last`: the last release with it, if it ended.
     """
 
     # fmt: off
@@ -257,7 +257,7 @@ class Behaviour(Enum):
         self.since, self.change, self.evidence, self.is_announced, self.last = since, change, evidence, is_announced, last
 
     def is_in(self, version: str) -> bool:
-        """True if this version does so; ValueError for what is no version."""
+        """True if this version has the change; ValueError for a text that is no version."""
         return covers(self.since, self.last, version)
 
 
@@ -267,7 +267,7 @@ def announced_between(old: str, new: str) -> tuple[Behaviour, ...]:
 
 
 class Coverage(Enum):
-    """The releases that a part of plimsoll was read in, built from or run with: `first` and `last`, and what it is."""
+    """A part of plimsoll, and the first and last release that it was read in, built from or run with."""
 
     SCHEDULER = ("0.32.0", "0.32.0", "the scheduler that `simulate` and the stand-in replay", "v1/core/sched/scheduler.py")
     KV_RULES = ("0.8.0", "0.32.0", "how `plan` sizes the KV cache", "v1/core/kv_cache_utils.py, v1/kv_cache_interface.py")
@@ -288,27 +288,27 @@ class Coverage(Enum):
         return is_before(release, self.first)
 
 
-# Tags of builds of the very same source: CUDA, ROCm, CPU and so on. Any other tag may be a fork.
+# Tags of builds of the same source: CUDA, ROCm, CPU and so on. Any other tag may be a fork.
 _BUILD_TAG = r"(cu|cpu|rocm|xpu|tpu|neuron|hpu|gaudi|precompiled|x86_64|aarch64|ubuntu)[\d.a-z_\-]*"
 _MOVING_NAMES = ("nightly", "main", "latest", "dev", "head")
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A vLLM version and the release we know that stands for it."""
+    """A vLLM version, and the known release whose facts apply to it."""
 
     asked: str
     release: str  # a release that was read; its rows are the facts
-    is_exact: bool  # the asked version is that release: what its parser lacks does not exist there
+    is_exact: bool  # the version is that release: a flag that its parser lacks does not exist there
     note: str | None = None
-    because: str = ""  # why this version is meant; empty where it was asked for
+    because: str = ""  # why this version is meant; empty if the user named it
 
     def __str__(self) -> str:
         return self.release
 
 
 def releases() -> list[str]:
-    """Every release that was read, oldest first."""
+    """Returns every release that was read, oldest first."""
     return list(wheels())
 
 
@@ -317,7 +317,7 @@ def newest() -> str:
 
 
 def engine_named(text: str | None, said_by: str = "--vllm") -> Engine:
-    """The release whose facts apply; a version that was not read says so in its note. `said_by` names the culprit."""
+    """Returns the release whose facts apply, with a note if the version was not read. `said_by`: the source, for errors."""
     last = newest()
     if text is None:
         return Engine(last, last, is_exact=True, because="the newest known")
