@@ -27,7 +27,7 @@ class Found(PlimsollError):
 
 
 class BadInput(PlimsollError):
-    """What the user gave us is wrong."""
+    """The user's input is wrong."""
 
     exit_code = 2
 

@@ -1,4 +1,4 @@
-"""What was found: a code that never changes its meaning, the evidence for it, and what to do about it."""
+"""Findings: a code that never changes its meaning, the evidence for it, and what to do about it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Code(StrEnum):
 
     @property
     def is_memory(self) -> bool:
-        """Whether the code itself says that memory was the trouble."""
+        """True if the code itself says that memory was the cause."""
         others = (Code.STARTUP_BAD_FLAG, Code.STARTUP_DIFFERS_FROM_PLAN)
         return not self.startswith(("other.", "engine.", "prefix-cache.")) and self not in others
 
@@ -102,7 +102,7 @@ class Remedy(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong, with what shows it and what cures it."""
+    """One problem, with its evidence and its remedies."""
 
     code: Code
     severity: Severity

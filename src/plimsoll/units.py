@@ -1,4 +1,4 @@
-"""Bytes, and how vLLM and we read sizes and counts from text; divisions, and torch's allocator, that say how they round."""
+"""Reads sizes and counts from text as vLLM and plimsoll do; divides and rounds as torch's allocator does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plimsoll.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A size in bytes and the band it lies in with about 90 % of what was measured; exact where low and high are equal."""
+    """A size in bytes and the band that holds about 90 % of the measurements; exact where low and high are equal."""
 
     value: int
     low: int
@@ -48,7 +48,7 @@ def parse_vllm_integer(text: str) -> int:
     scaled = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", text)
     try:
         if scaled is None:
-            return int(text)  # with all of Python's ways: +5, 1_000
+            return int(text)  # in all of Python's forms: +5, 1_000
         number, suffix = scaled[1], scaled[2]
         power = 1 + "kmgt".index(suffix.lower())
         scale: int = (1000 if suffix.islower() else 1024) ** power
@@ -74,7 +74,7 @@ def parse_gib(text: str) -> Bytes:
     unit = _SIZE_UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise BadInput(f"{shortened(text)} is not a size; give GiB as a number (79.2), or 80GB, 80GiB, 512MiB")
-    return Bytes(math.floor(float(match[1]) * unit))  # down: memory that is not wholly there is not there
+    return Bytes(math.floor(float(match[1]) * unit))  # down: a part of a byte is no memory
 
 
 def format_gib(size: int) -> str:
@@ -101,7 +101,7 @@ def format_count(count: int) -> str:
 
 
 def ceil_div(number: int, divisor: int) -> int:
-    """Division rounded up: a block once begun is wholly taken."""
+    """Divides and rounds up: a block that is begun is wholly taken."""
     return -(-number // divisor)
 
 
@@ -110,7 +110,7 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def shortened(text: str) -> str:
-    """What the user typed, quoted, on one line and not endless."""
+    """Returns the user's text, quoted, on one line and cut to 40 letters."""
     return repr(text if len(text) <= 40 else f"{text[:40]}...")
 
 
@@ -122,7 +122,7 @@ _NEVER_SPLIT = 20 * MIB  # max_split_size_mb:20, under which vLLM loads from 0.2
 
 
 def allocated_bytes(size: int, *, whole_segments: bool = False) -> int:
-    """What torch's allocator counts for a tensor of this size, alone in its segment where it is large.
+    """Returns the bytes that torch's allocator counts for a tensor of this size, alone in its segment where it is large.
 
     The startups show it to the fourth decimal: Qwen3-8B holds 2 MiB more than its tensors, one for the embedding and one
     for the head, both 1187 MiB; Gemma 3 27B holds 62 MiB more, one per layer. With `whole_segments` the rest of a very large

@@ -18,20 +18,20 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    kind: str  # what is asked, e.g. "KvSaturated"
+    kind: str  # the condition, e.g. "KvSaturated"
     status: Status
     reason: str  # one CamelCase word a program can test
     message: str  # one sentence a person can read
-    since_s: float  # when the status became what it is
+    since_s: float  # when the status last changed
     evidence: tuple[Evidence, ...] = ()
-    is_ending: bool = False  # it holds, but the last look did not show it any more: it must stay away before it is over
+    is_ending: bool = False  # true, but the last look no longer showed it: it must stay away for a while before it ends
 
     def __post_init__(self) -> None:
         assert self.reason, "a condition without a reason explains nothing"
 
     @property
     def is_true(self) -> bool:
-        """Whether it is known to hold. Unknown is not true, and not false either."""
+        """True if the condition is known to be true. Unknown is not true, and not false either."""
         return self.status is Status.TRUE
 
     @property
@@ -44,7 +44,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A figure that could not be had."""
+    """A figure that could not be read."""
 
     reason: str
 

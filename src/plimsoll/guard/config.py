@@ -85,7 +85,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig(key.ConfigTable):
-    """[api]: the address of guard's own API and its tokens; without `listen` guard also runs if the port is taken."""
+    """[api]: the address of guard's own API and its tokens; without `listen` guard also runs if it cannot serve it."""
 
     listen: Listen | None = key.word(
         None, "where its API listens; another address than this machine's needs a token",
