@@ -1,4 +1,4 @@
-"""Findings: a code that never changes its meaning, the evidence for it, and what to do about it."""
+"""A finding: a code that never changes its meaning, the evidence for it, and what to do about it."""
 
 from __future__ import annotations
 
