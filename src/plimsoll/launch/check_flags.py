@@ -51,7 +51,7 @@ class FlagStatus(StrEnum):
 
     @property
     def is_problem(self) -> bool:
-        """True if the command does not do what it says: it is refused, or a part of it is ignored."""
+        """True if the command does not have its meant effect: it is refused, or a part of it is ignored."""
         return self.is_refused or self is FlagStatus.NO_EFFECT
 
     @property

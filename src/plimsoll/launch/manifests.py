@@ -216,7 +216,7 @@ def _interpolated(value: Tree, missing: list[str]) -> Tree:
 
 
 def _compose_words(value: Tree, source: str) -> tuple[str, ...] | None:
-    """A command: a list as it stands, a string cut as Compose cuts it, which runs no shell."""
+    """Returns a command: a list as it is, a string split as by Compose, which runs no shell."""
     if isinstance(value, list):
         return tuple(each for each in value if isinstance(each, str))
     return tuple(plain_words(value, source)) if isinstance(value, str) else None

@@ -55,7 +55,7 @@ class Page(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """Returns the names of samples and of families, declared or shown by buckets. Computed at every call: keep it."""
+        """The names of samples and of families, declared or shown by buckets. Computed at every access: keep them."""
         families = (name.removesuffix("_bucket") for name in self.by_name if name.endswith("_bucket"))
         return frozenset(self.by_name).union(self.types, families)
 

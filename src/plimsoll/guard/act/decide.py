@@ -141,7 +141,7 @@ class ActionPlan(NamedTuple):
         return f"{self.engine}: {self.grade} because {self.why}"
 
     def lines(self) -> list[str]:
-        """Every step with what is checked before and after, and how it is undone."""
+        """Returns a line for every step, with its checks before and after and its undo."""
         return [
             f"{number}. {step}: {about.does}; before: {about.before}; after: {about.after}; undo: {about.undo}"
             for number, step in enumerate(self.steps, 1)

@@ -28,7 +28,7 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class NotifyConfig(key.ConfigTable):
-    """[notify]: who is told."""
+    """[notify]: the webhook that gets notifications."""
 
     webhook: str | None = key.url("where changes are sent, as Alertmanager takes them")
     repeat_s: float = key.duration(3_600.0, 60.0, key.DAY_S, "how often what is still true is sent again")

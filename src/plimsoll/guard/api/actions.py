@@ -116,7 +116,7 @@ class ActionRoutes:
         return self._journal(actions, query) if path == "/v1/journal" else _actions(actions)
 
     async def post(self, path: str, body: bytes, who: str = _WHO) -> HttpAnswer:
-        """Does what is asked for, in the name of `who`."""
+        """Carries out a request in the name of `who`."""
         if not _is_action_path(path):
             paths = f"/v1/pause, /v1/resume, /v1/approvals/ID/{{approve,deny}}, /v1/engines/NAME/{{{','.join(VERBS)}}}"
             return error(404, f"no such path; paths: {paths}")

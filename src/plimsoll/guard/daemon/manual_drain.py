@@ -276,7 +276,7 @@ class ReturnToService:
         return ActionPlan(engine, Grade.RESTART, UNDRAIN, why, (Step.LOCK, Step.UNDRAIN, Step.UNLOCK))
 
     async def close(self) -> None:
-        """Waits a moment for what is in progress; the next guard does the rest."""
+        """Waits a moment for runs in progress; the next guard does the rest."""
         tasks = set(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=ANSWER_S)

@@ -430,7 +430,7 @@ class History:
 
     @property
     def cores(self) -> list[tuple[str, CoreSteps]]:
-        """Returns the steps of every engine core at the last look, by name; a single core has the name ""."""
+        """The steps of every engine core at the last look, by name; a single core has the name ""."""
         ranks = () if self.last is None else self.last.ranks
         if not ranks:
             return [("", self._pulse)]

@@ -343,7 +343,7 @@ def _answer(history: History, now_s: float) -> Canary | Assessment:
 
 
 def crash_loop(history: History, policy: Policy, _now_s: float) -> Assessment:
-    """Several starts in a short time, whoever made them."""
+    """Several starts in a short time, by guard or anybody else."""
     last = history.last
     if last is None:
         return unknown("NotLookedAt", "not looked at yet")
