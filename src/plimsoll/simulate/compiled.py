@@ -88,7 +88,9 @@ def cache_folder() -> Path:
             if all(_made_ours(part) for part in (root, folder.parent, folder)):
                 brought = Path(os.environ.get("PLIMSOLL_COMPILED") or "/nowhere") / folder.name
                 if brought.is_dir() and not any(folder.iterdir()):
-                    shutil.copytree(brought, folder, dirs_exist_ok=True)
+                    shutil.copytree(brought, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+                    for part in (folder, *filter(Path.is_dir, folder.rglob("*"))):
+                        part.chmod(0o700)  # an image's folder may be read-only
                 for other in folder.parent.iterdir():  # code of older versions that nobody has used for a month
                     if other != folder and folder.stat().st_mtime - other.stat().st_mtime > _MONTH_S:
                         shutil.rmtree(other, ignore_errors=True)
