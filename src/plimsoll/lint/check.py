@@ -191,7 +191,7 @@ def _stopping(server: _Server) -> Iterator[Trap]:
         title = f"{key} is {grace:.0f} s{default}, and a stop takes {needs:.0f} s"
         fix = {"compose": f"{key}: {needs:.0f}s", "kubernetes": f"{key}: {needs:.0f}", "systemd": f"{key}={needs:.0f}"}[at.kind]
         yield server.trap("stop.grace", Severity.CRITICAL, "grace_s", title, why, fix)
-    if knows and not drain and not at.drains_first:
+    if knows and not drain and not at.drains_first and not at.has_template:
         why = "vLLM's default is 0: SIGTERM aborts every request in flight"
         fix = f"--shutdown-timeout 60, and {key} of at least {60 + at.before_stop_s + TEARDOWN_S:.0f} s"
         yield server.trap("stop.no-drain", Severity.INFO, "command", "no --shutdown-timeout", why, fix)
@@ -204,7 +204,7 @@ def _stopping(server: _Server) -> Iterator[Trap]:
 def _shared_memory(server: _Server) -> Iterator[Trap]:
     """Yields a trap if shared memory is too small for several ranks."""
     at, ranks = server.at, server.ranks
-    if ranks < 2 or at.has_host_shm:
+    if ranks < 2 or at.has_host_shm or (at.has_template and at.shm_bytes is None):
         return
     there, needs = CONTAINER_SHM if at.shm_bytes is None else at.shm_bytes, ranks * SHM_FOR_A_RANK
     if there >= needs:

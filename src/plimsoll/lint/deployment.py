@@ -16,7 +16,7 @@ from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.command_line import Launch
 from plimsoll.launch.files import kind_of, read_launches, read_text, unit_settings
-from plimsoll.launch.manifests import LinedMapping, ManifestStart, Tree, starts_in_manifest
+from plimsoll.launch.manifests import LLM_SERVICE, LinedMapping, ManifestStart, Tree, starts_in_manifest
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(hours?|hr|h|minutes?|min|ms|m|seconds?|sec|s|us)?", re.IGNORECASE)
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 0.000001}
@@ -61,6 +61,7 @@ class Deployment:
     unit_type: str | None = None
     kill_mode: str | None = None
     card: str | None = None
+    has_template: bool = False  # a controller's template brings probes, shared memory and the drain
     machines: int = 1  # machines that one server is spread over
     text: str = field(default="", repr=False)  # the whole file
     lines: Mapping[str, int] = field(default_factory=dict)  # lines of the settings, by the field's name
@@ -178,7 +179,7 @@ def _container(path: str, start: ManifestStart, launch: Launch) -> Deployment:
         grace_s=seconds(_text(pod, "terminationGracePeriodSeconds")), before_stop_s=before_stop, drains_first=_LEAVE in words,
         shm_bytes=shm, has_host_shm=mounted and shm is None, memory_limit_bytes=size(_text(limits, "memory")),
         restart=_text(pod, "restartPolicy") or "Always", is_job=start.kind in ("Job", "CronJob"),
-        card=_card(pod), machines=count if (count := size(_text(group, "size"))) else 1,
+        card=_card(pod), has_template=start.kind == LLM_SERVICE, machines=count if (count := size(_text(group, "size"))) else 1,
         lines=_lines(
             ("grace_s", pod, "terminationGracePeriodSeconds"), ("restart", pod, "restartPolicy"), ("memory", limits, "memory"),
             ("secrets", body, "env"), ("command", body, "command"), ("command", body, "args"),

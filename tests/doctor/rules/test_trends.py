@@ -96,6 +96,8 @@ def beside(log: Log, *lines: LogLine) -> Log:
     ("what was swapped out is a storm too", log_of(*[FULL | {"swapped": 7}] * 12, form=V0), [(Code.KV_PREEMPTION_STORM, 0.55)]),
     ("a minute of running requests without a token", log_of({}, {}, *[STILL] * 8), [(Code.ENGINE_WEDGED, 0.7)]),
     ("tokens came again", log_of(*[STILL] * 8, {}), []), ("three lines are too few", log_of({}, *[STILL] * 3), []),
+    ("requests that only wait, a minute without a token", log_of({}, *[STILL | {"running": 0, "waiting": 3}] * 8),
+     [(Code.ENGINE_WEDGED, 0.6)]),
     ("nothing runs", log_of({}, *[STILL | {"running": 0}] * 20), []),
     ("one such line and two minutes of silence", beside(log_of({}, STILL), ALIVE), [(Code.ENGINE_WEDGED, 0.5)]),
 ], ids=lambda row: row[0])  # fmt: skip

@@ -204,13 +204,13 @@ def stuck_finding(seconds: float, work: float, who: str, evidence: tuple[Evidenc
 
 
 def judge_stuck_log(moments: Sequence[EngineSample], last_at_s: float | None, source: str, who: str) -> Finding | None:
-    """A wedge in a log: running requests and no token, for a minute and to the end of the log.
+    """A wedge in a log: requests and no token, for a minute and to the end of the log; less sure where all of them wait.
 
     Newer releases print one such line and fall silent. Then the end of the log counts, two minutes later or more.
     """
     still: list[EngineSample] = []
     for moment in reversed(moments):
-        if moment.running <= 0 or moment.prompt_per_s != 0 or moment.generation_per_s != 0:
+        if moment.running + moment.waiting <= 0 or moment.prompt_per_s != 0 or moment.generation_per_s != 0:
             break
         still.append(moment)
     if not still:
@@ -222,7 +222,8 @@ def judge_stuck_log(moments: Sequence[EngineSample], last_at_s: float | None, so
     if not lasted and seconds < 2 * STUCK_LOG_S:
         return None
     evidence = _lines(source, still[-1], still[0])
-    return stuck_finding(seconds, still[0].running + still[0].waiting, who, evidence, 0.7 if lasted else 0.5)
+    sure = 0.5 if not lasted else 0.7 if any(moment.running for moment in still) else 0.6
+    return stuck_finding(seconds, still[0].running + still[0].waiting, who, evidence, sure)
 
 
 def _lines(source: str, *moments: EngineSample) -> tuple[Evidence, ...]:
