@@ -615,8 +615,9 @@ class ActionRunner:
         if health is not None:  # as last known: a silent balancer does not end a maintenance
             self.observer.maintained = {**self.observer.maintained, name: health.is_maintained}
         before = self._traffic.get(name, BalancerTraffic())
-        # During guard's own drain the balancer's check proves nothing; nor does a check that passed before it.
-        is_down = (before.is_down or None) if is_at_work else None if health is None else health.is_down
+        is_down = None if health is None else health.is_down
+        if is_at_work:  # during guard's own drain a check proves nothing; one that passes takes back that it failed before
+            is_down = None if is_down is False else before.is_down or None
         self.observer.failing = {**self.observer.failing, name: is_down is True}
         self._traffic[name] = before.seen(self._clocks.clock(), health, is_down=is_down)
 
