@@ -167,7 +167,9 @@ class World:
 
         A step that took long, and less than a failure does, is one of its own: three times as long may be one, too.
         """
-        setting, since = self.setting, max(engine.hangs_since, self._lied_until(engine))
+        # A page that lies, or an API too slow to answer, hides the hang: guard begins to count when it sees the engine again.
+        setting, slow_until = self.setting, min(engine.overload_until, self.loop.now)
+        since = max(engine.hangs_since, self._lied_until(engine), slow_until)
         hosts = [host for host in self.hosts if host.is_fine_since < since - CALM_S / 2]
         # Of a longer call guard may see a part: requests came late in it.
         normal_s = min(setting.still_s, max(engine.calls_s, default=0.0) + 2 * setting.every_s)
