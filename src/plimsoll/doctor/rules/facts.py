@@ -292,6 +292,10 @@ EXPANDABLE = Remedy(
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     "lets torch use the gaps it holds; from 0.21 refused together with a KV connector",
 )
+NOT_EXPANDABLE = Remedy(
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False",
+    "WSL2's driver may fail to map segments that grow; others have started so",
+)
 
 
 class PlanFigures(NamedTuple):
@@ -379,6 +383,8 @@ class FailureCase(NamedTuple):
     @property
     def expandable(self) -> list[Remedy]:
         """The offer to let segments grow, where it was there in pieces; several GPUs' workers die of it (vLLM issue 42609)."""
+        if self.symptom.text is not None and self.symptom.text.name == "cuda-driver-not-ready":
+            return [NOT_EXPANDABLE]
         return [EXPANDABLE] if self.oom.is_fragmented and self.parallel == 1 else []
 
     def planned(self, *flags: str) -> list[Remedy]:

@@ -328,6 +328,7 @@ def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> 
 
 _RAN_OUT = r"(?i)\bout of memory\b|\bnot enough (?:device |free |gpu )?(?:memory|space) (?:to|for) (?:allocate|allocation)"
 _OF_ANOTHER_CARD = r"(?i)\b(?:only supports?|requires?|needs?)\b.{0,60}\b(?:GPUs? or newer|compute capability|sm_?\d\d)"
+_ASKS = r"(?i)\b(?:set|enable|use|pass|with|add|remove|disable)\b.{0,40}(?:\bVLLM_\w{3,60} ?=|[ `'\"]--[a-z][\w-]{3,50})"
 _ANY_DEVICE = FailureText("any-device", "", Role.OUT_OF_MEMORY, speaker="")
 
 
@@ -343,8 +344,8 @@ def _kind_of(one: LoggedException, timeline: LogTimeline) -> Code:
     if step is not None and step.name == "weights":
         return Code.OTHER_BAD_MODEL
     is_early = (step is None or step.name == "device") and timeline.progress_at(one.at) is not ServerProgress.SERVING
-    if one.name in ("ValueError", "NotImplementedError") and one.frames and is_early:
-        return Code.OTHER_BAD_CONFIG  # what is refused before anything is loaded was asked for
+    if (one.name in ("ValueError", "NotImplementedError") and one.frames and is_early) or re.search(_ASKS, one.message[:400]):
+        return Code.OTHER_BAD_CONFIG  # refused before anything is loaded, or the setting that helps is named
     return Code.OTHER_ENGINE_ERROR
 
 
@@ -461,6 +462,8 @@ def _out_of_memory(
         return Symptom(hit.at, code, 0.3, hit.text, None, step, oom, quoted=True)  # not to be called either way
     elif owner is not None and oom.tried is None and any(re.search(_PINNED, frame.function) for frame in owner.frames[-3:]):
         code, confidence = Code.HOST_OUT_OF_MEMORY, 0.7
+    elif hit.text.name == "cuda-driver-not-ready":
+        confidence = min(confidence, 0.7)  # a guess: only WSL2 has been seen to say so
     elif owner is not None:  # a trainer's own step may have failed, in the process in which it also holds an engine
         files = [frame.file for frame in owner.frames]
         is_trainers = any(part in file for file in files for part in TRAINER_FILES)
@@ -479,7 +482,7 @@ _START_DEATHS = frozenset({
 
 def _at_start(timeline: LogTimeline, hit: Hit, step: FailedStep, oom: OomFigures) -> FailedStep:
     """A step that also occurs while serving, of a server that never came to serve: one of the start's trial runs."""
-    if step.name not in ("logits", "forward", "multimodal", "unknown"):
+    if step.name not in ("logits", "forward", "multimodal", "unknown") or step.code is Code.RUNTIME_COLLECTIVES:
         return step
     run = timeline.run_at(hit.at)
     progress = timeline.progress_at(hit.at)
@@ -768,7 +771,7 @@ def _is_memory_failure(
     return None
 
 
-_ABOUT_MEMORY = r"(?i)\bmemory\b|\bOOM\b|\ballocation\b|\balloc\w{0,9}\b.{0,40}(?:fail|bytes|\d ?[KMGT]i?B)|fail.{0,40}\balloc"
+_ABOUT_MEMORY = r"(?i)\bmemory\b(?!')|\bOOM\b|\ballocation\b|\balloc.{0,49}(?:fail|bytes|\d ?[KMGT]i?B)|fail.{0,40}\balloc"
 
 # A wrong setting or shape, whatever it says of memory.
 _REFUSED = (
