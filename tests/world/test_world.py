@@ -82,6 +82,7 @@ ONCE_WRONG = {
     1000622: "a new process was out of rotation, since its API was too slow to answer guard",
     2002945: "an engine was stopped on a balancer's word that its check fails, and the check had passed for 14 s",
     2005755: "a hang was told later than the world allowed, as the engine's API had been too slow to answer guard",
+    2009337: "an engine was started that its operator had stopped, as its supervisor no longer answered",
     39426: "an engine was taken out that HAProxy's own check found down and that had been silent for a minute",
 }
 

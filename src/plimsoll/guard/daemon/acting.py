@@ -606,7 +606,7 @@ class ActionRunner:
         is_at_work = run is not None and run.step is not Step.PROBATION
         async with self._asking:
             if not is_at_work:  # guard's own action is no news: keep the earlier report
-                self.exits[name] = await exit_report(adapters, self._logs.get(name))
+                self.exits[name] = await self._exit_of(name, adapters)
                 self.observer.asked_s = {**self.observer.asked_s, name: self._clocks.clock()}
             balancer: object = adapters.balancer
             if not isinstance(balancer, SeesTraffic):
@@ -620,6 +620,13 @@ class ActionRunner:
             is_down = None if is_down is False else before.is_down or None
         self.observer.failing = {**self.observer.failing, name: is_down is True}
         self._traffic[name] = before.seen(self._clocks.clock(), health, is_down=is_down)
+
+    async def _exit_of(self, name: str, adapters: EngineAdapters) -> ExitReport:
+        """Returns how it ended; a stop by hand stays known while the supervisor cannot say more and the engine stays away."""
+        report, before = await exit_report(adapters, self._logs.get(name)), self.exits.get(name, NO_EXIT)
+        if report is NO_EXIT and before.stopped and adapters.restarter is not None and self.observer.is_lost(name):
+            return before if await adapters.restarter.is_running() is None else report
+        return report
 
     def facts(self, name: str) -> DiscoveredFacts:
         """Returns the facts about an engine from its restarter, its balancer and the journal."""
