@@ -16,6 +16,7 @@ from plimsoll.guard.act.steps import Step, open_action
 from plimsoll.guard.daemon.engine_look import read_workers
 from plimsoll.guard.judge.look import CardState, GateState, Look, Reach, WorkerMemory
 from plimsoll.guard.judge.tracker import Grade
+from plimsoll.guard.page import engine as engine_page
 from plimsoll.guard.page.engine import (
     ARMED,
     LIMPS,
@@ -313,6 +314,14 @@ def test_sections_are_json_and_steady() -> None:
     now, later = sections(facts, CLOCK), sections(facts, Clock(21.0, 1_011.0))
     json.dumps(now, allow_nan=False)
     assert now == later
+
+
+def test_a_set_knob_and_advice_stand_as_they_are() -> None:
+    """The page shows the sentence about knobs without a word before it."""
+    text = "max-num-seqs=24 for 2 h; guardctl set a --clear ends it"
+    assert sections(EngineState(view(ANSWERS, note=text)), CLOCK)["head"]["note"] == text
+    script = (Path(engine_page.__file__).parent / "static" / "engine.js").read_text(encoding="utf-8")
+    assert "Not available" not in script
 
 
 def test_an_id_stands_for_a_name() -> None:

@@ -86,7 +86,7 @@ export class EngineView {
     fill(this.line, foreign(head.url), " · model ", foreign(head.model ?? "unknown"), " · vLLM ", foreign(head.vllm ?? "unknown"),
       ` · looked at ${head.looked_at === null ? "never" : moment(head.looked_at)} · `,
       head.drain === null ? "gate unknown" : `gate: ${head.ready ? "ready" : "not ready"}, ${head.drain}`);
-    const notes = [head.needs && head.needs, head.note && `Not available: ${head.note}`, head.why && `Last look: ${head.why}`];
+    const notes = [head.needs, head.note, head.why && `Last look: ${head.why}`];
     fill(this.notes, ...notes.filter(Boolean).map((text) => make("p", { class: "note" }, foreign(text))));
     this.show_buttons(head);
   }
