@@ -25,7 +25,7 @@ PROMISE_S = 2.0  # to the first token
 LATER_S = 2.0  # a request that was sent so long after the fault cannot have been running when it came
 ORDER = (
     "planned", "core", "api", "both", "stopped", "killer", "burst", "knob", "compact", "shed",
-    "guard-drain", "guard-stop", "guard-start",
+    "asker", "guard-drain", "guard-stop", "guard-start",
 )  # fmt: skip
 WAYS = ("nothing", "supervisor", "plimsoll")
 # Of plimsoll's way, what must be true at each incident's end, beside what is said of requests: which engines are other
@@ -36,6 +36,7 @@ ENDS = {
     "guard-start": ("victim", "killed in step ready"), "burst": ("none", ""), "knob": ("none", "in force: max-num-seqs=2"),
     "compact": ("none", "compact accepted"), "shed": ("none", "refused by it: [1-9]"),
     "killer": ("none", r"contained: (?:[1-9]|\d+, [1-9])"),
+    "asker": ("none", r"more: refused with .*compact accepted.*: given with"),
 }  # fmt: skip
 TIMES = ("first token over 2 s", "restarted after, s", "full service after, s", "engine-seconds out")
 Row = dict[str, Any]

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.fleet_parts import (
+    LONGEST_PAUSE_S,
     LOOK_S,
     NAMES,
     NOTHING,
@@ -53,6 +54,8 @@ LEAD_S = 15.0  # of calm before each incident, with every engine in service
 SETTLE_S = 5.0  # so long every engine must be in service before an incident counts as over
 GUARD_BACK_S = 3.0  # until a guard that was killed is started again
 LEAVE_MIB = 250  # that the neighbour leaves: a step of 8,192 tokens does not fit into it
+ASKED_MIB = 500  # that it then asks for beyond what is free
+NEIGHBOURS = {"killer": ("take",), "asker": ("ask", "ask-again")}  # what a neighbour on the card does in these incidents
 SHORT_STEP = 600  # on the CPU build; the other clients' steps are smaller
 FLAGS = (
     "--max-model-len", "8192", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.05", "--max-num-batched-tokens", "8192",
@@ -116,6 +119,11 @@ class Incident:
     breaks: int = 1  # engines that it takes out of service
     plimsoll_only: bool = False
     needs_vllm: bool = False
+    needs_card: bool = False
+
+    def runs_on(self, kind: str) -> bool:
+        """Whether engines of this kind can have it."""
+        return kind == "gpu" or not (self.needs_card or (self.needs_vllm and kind == "standin"))
 
 
 async def planned(stage: Stage, victim: str) -> str:
@@ -194,16 +202,46 @@ async def killer(stage: Stage, victim: str) -> str:
         await asyncio.gather(*(stage.clients.send(1500, 16, seed=0) for _ in range(4)))
         fleet.set_faults()
     else:
-        ready = fleet.folder.parent / "neighbour"
-        (fleet.folder / "at-neighbour").touch()
-        end = time.monotonic() + 600.0
-        while not ready.exists():
-            if time.monotonic() > end:
-                return "no neighbour came"
-            await asyncio.sleep(0.2)
+        if await neighbour_did(fleet, "take") is None:
+            return "no neighbour came"
         await asyncio.gather(*(stage.clients.send(4000, 16, seed=0) for _ in range(16)))
+    return f"contained: {await contained(fleet)}"
+
+
+async def asker(stage: Stage, victim: str) -> str:
+    """A neighbour asks for more than the card has free: it gets it once both engines gave back what nobody used.
+
+    Long prompts come before it, so that there is unused memory, and after it, when no step of theirs may have room.
+    """
+    del victim
+    fleet = stage.fleet
+    long_prompts = [(4000, 16)] * 16
+    await asyncio.gather(*(stage.clients.send(*prompt, seed=0) for prompt in long_prompts))
+    before = await neighbour_did(fleet, "ask")
+    if before is None:
+        return "no neighbour came"
+    told = [await guardctl(fleet, "compact", name, "--yes") for name in NAMES]
+    await asyncio.sleep(10.0)
+    after = await neighbour_did(fleet, "ask-again")
+    await asyncio.gather(*(stage.clients.send(*prompt, seed=0) for prompt in long_prompts))
+    return f"asked for {ASKED_MIB} MiB more: {before}; after {told}: {after}; contained: {await contained(fleet)}"
+
+
+async def contained(fleet: Fleet) -> str:
+    """How many steps each engine has survived without memory."""
     states = [(await engine_state(fleet, name)).get("survive") or {} for name in NAMES]
-    return f"contained: {', '.join(str(state.get('contained', 'none can be')) for state in states)}"
+    return ", ".join(str(state.get("contained", "none can be")) for state in states)
+
+
+async def neighbour_did(fleet: Fleet, what: str) -> str | None:
+    """What the neighbour got, once every fleet waits for it; None where none comes."""
+    (fleet.folder / f"at-{what}").touch()
+    done, end = fleet.folder.parent / f"did-{what}", time.monotonic() + 600.0
+    while not done.exists():
+        if time.monotonic() > end:
+            return None
+        await asyncio.sleep(0.2)
+    return done.read_text(encoding="utf-8")
 
 
 INCIDENTS = (
@@ -220,6 +258,7 @@ INCIDENTS = (
     Incident("shed", "one engine refuses what would wait", shed, 90.0, breaks=0, plimsoll_only=True),
     Incident("stopped", "one engine core makes no more steps", broken("stopped"), 240.0, "running"),
     Incident("killer", "long prompts that no step has memory for", killer, 90.0, breaks=0, needs_vllm=True),
+    Incident("asker", "a neighbour asks for more than is free", asker, 90.0, breaks=0, plimsoll_only=True, needs_card=True),
 )  # fmt: skip
 BY_NAME = {incident.name: incident for incident in INCIDENTS}
 
@@ -287,19 +326,25 @@ class Round:
 
     async def _settle(self, asked: Sequence[Asked]) -> None:
         """Wait for the requests that were sent in it."""
-        end = time.monotonic() + 30.0 * self._stage.fleet.kind.slowness
+        end = time.monotonic() + LONGEST_PAUSE_S + 30.0 * self._stage.fleet.kind.slowness
         while any(not one.over for one in asked) and time.monotonic() < end:
             await asyncio.sleep(0.2)
+
+
+def left_to_play(way: str, number: int, work: Path, incidents: Sequence[Incident]) -> list[Incident]:
+    """The incidents of this fleet that have no row yet."""
+    return [
+        incident for incident in incidents
+        if (way == PLIMSOLL or not incident.plimsoll_only)
+        and not (work / "rows" / f"{incident.name}-{way}-{number}.json").exists()
+    ]  # fmt: skip
 
 
 async def play_fleet(way: str, number: int, kind: EngineKind, work: Path, incidents: Sequence[Incident]) -> None:
     """One fleet from its start to its last incident."""
     rows = work / "rows"
     rows.mkdir(parents=True, exist_ok=True)
-    wanted = [
-        incident for incident in incidents
-        if (way == PLIMSOLL or not incident.plimsoll_only) and not (rows / f"{incident.name}-{way}-{number}.json").exists()
-    ]  # fmt: skip
+    wanted = left_to_play(way, number, work, incidents)
     if not wanted:
         return
     fleet = Fleet(work / f"{way}-{number}-{os.getpid()}", way, kind)
@@ -342,41 +387,54 @@ async def run(options: argparse.Namespace) -> int:
     """Every fleet in a process of its own; the neighbour comes when all that want it are there."""
     work: Path = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    incidents = [BY_NAME[name] for name in options.incidents if options.kind != "standin" or not BY_NAME[name].needs_vllm]
+    incidents = [BY_NAME[name] for name in options.incidents if BY_NAME[name].runs_on(options.kind)]
     if options.one:
         way, _, number = options.one.partition(":")
         await play_fleet(way, int(number), kind_of(options.kind, work), work, incidents)
         return 0
-    numbers: dict[str, int] = {}
+    for old in [*work.glob("*/at-*"), *work.glob("did-*")]:
+        old.unlink()
+    rounds = [(way, options.fleets[: place + 1].count(way)) for place, way in enumerate(options.fleets)]
     playing = []
-    for way in options.fleets:
-        numbers[way] = numbers.get(way, 0) + 1
+    for way, number in rounds:
         words = [sys.executable, "-m", "lab.gpu.fleet", "--kind", options.kind, "--work", str(work)]
-        words += ["--one", f"{way}:{numbers[way]}", "--incidents", ",".join(incident.name for incident in incidents)]
+        words += ["--one", f"{way}:{number}", "--incidents", ",".join(incident.name for incident in incidents)]
         playing.append(await asyncio.create_subprocess_exec(*words))
         await asyncio.sleep(options.stagger)
-    wants_neighbour = options.kind == "gpu" and BY_NAME["killer"] in incidents
-    neighbour = asyncio.create_task(squeeze(work, len(playing))) if wants_neighbour else None
+    neighbours = [
+        asyncio.create_task(be_neighbour(work, waiting, steps))
+        for name, steps in NEIGHBOURS.items()
+        if options.kind == "gpu" and BY_NAME[name] in incidents
+        and (waiting := sum(BY_NAME[name] in left_to_play(way, count, work, incidents) for way, count in rounds))
+    ]  # fmt: skip
     codes = await asyncio.gather(*(process.wait() for process in playing))
-    if neighbour is not None:
+    for neighbour in neighbours:
         neighbour.cancel()
-        await asyncio.gather(neighbour, return_exceptions=True)
+    await asyncio.gather(*neighbours, return_exceptions=True)
     return max(codes)
 
 
-async def squeeze(work: Path, fleets: int, hold_s: float = 40.0) -> None:
-    """Fill the card when every fleet waits for it, for so long."""
-    while sum(1 for _ in work.glob("*/at-neighbour")) < fleets:
-        await asyncio.sleep(0.5)
-    ballast = await asyncio.to_thread(Ballast, work / "ballast.log")
+async def be_neighbour(work: Path, fleets: int, steps: Sequence[str], hold_s: float = 40.0) -> None:
+    """Take all memory but a little when every fleet waits for it, ask for more when they wait for that, and go."""
+    ballast = None
     try:
-        for _ in range(4):  # what was just given back may take a moment
-            await asyncio.to_thread(ballast.tell, f"leave {LEAVE_MIB}")
-            await asyncio.sleep(0.5)
-        (work / "neighbour").touch()
+        for step in steps:
+            while sum(1 for _ in work.glob(f"*/at-{step}")) < fleets:
+                await asyncio.sleep(0.5)
+            if ballast is None:
+                ballast = await asyncio.to_thread(Ballast, work / f"ballast-{step}.log")
+                for _ in range(4):  # what was just given back may take a moment
+                    await asyncio.to_thread(ballast.tell, f"leave {LEAVE_MIB}")
+                    await asyncio.sleep(0.5)
+            did = "taken"
+            if step != "take":
+                got = await asyncio.to_thread(ballast.tell, f"hold {LEAVE_MIB + ASKED_MIB}")
+                did = f"{'refused' if got['wrong'] else 'given'} with {got['free_mib']} MiB free"
+            (work / f"did-{step}").write_text(did, encoding="utf-8")
         await asyncio.sleep(hold_s)
     finally:
-        ballast.end()
+        if ballast is not None:
+            ballast.end()
 
 
 def words_of(text: str) -> list[str]:

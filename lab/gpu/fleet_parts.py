@@ -7,7 +7,8 @@
 | plimsoll | with gate, probe and containment | `plimsoll guard --act` with its defaults; HAProxy asks /plimsoll/ready |
 
 Clients follow the openai client's rules: a request that got no byte of its answer, or 408, 409, 429 or 5xx, is sent again at
-most twice, after Retry-After or half a second; a stream that breaks off is never sent again.
+most twice, after Retry-After or half a second; a stream that breaks off is never sent again. In plimsoll's way HAProxy
+answers as docs/balancers.md has it when no engine is left: 503 with Retry-After.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from lab.gpu.inside_server import INSIDE
 from lab.gpu.survive_host import Host
 from plimsoll.demo.balancer import HOST, ask, free_port
 from plimsoll.demo.fleet import CTL, ENGINE, Guard, end_process, unit, write_unit
-from plimsoll.demo.haproxy import Checks, DemoHAProxy
+from plimsoll.demo.haproxy import COME_AGAIN, Checks, DemoHAProxy
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.adapters.own_process import OwnProcess
 from plimsoll.guard.daemon.journal import read_journal
@@ -155,7 +156,8 @@ class Fleet:
         self.hung: set[int] = set()  # processes that were made to hang in a way that the process table does not show
         path = "/plimsoll/ready" if self.is_ours else "/health"
         again = "conn-failure 503"
-        self.balancer = DemoHAProxy(folder, self.ports, Checks(path, "inter 1s fall 2 rise 1", "2s", "600s", again))
+        none_left = COME_AGAIN if self.is_ours else ""
+        self.balancer = DemoHAProxy(folder, self.ports, Checks(path, "inter 1s fall 2 rise 1", "2s", "600s", again, none_left))
         self._tasks: list[asyncio.Task[None]] = []
         self._sidecars: list[asyncio.subprocess.Process] = []
         self.is_held: set[str] = set()  # engines that a person stops: a supervisor is told, as systemd is

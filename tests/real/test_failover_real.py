@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,7 @@ backend vllm
     retries 10
     option redispatch 1
     option http-buffer-request
+    http-error status 503 content-type text/plain string "no engine is in service" hdr Retry-After 60
     server a 127.0.0.1:{a}
     server b 127.0.0.1:{b}
 """
@@ -98,10 +101,42 @@ http {{
             proxy_buffering off;
             proxy_next_upstream error http_503 non_idempotent;
             proxy_next_upstream_tries 2;
+            error_page 502 504 =503 @none_left;
+        }}
+        location @none_left {{
+            add_header Retry-After 60 always;
+            return 503 "no engine is in service";
         }}
     }}
 }}
 """
+
+
+@contextlib.contextmanager
+def running(program: str, path: str, folder: Path, text: str, *engines: int) -> Iterator[int]:
+    """This balancer in front of two engines; its port."""
+    port, config = free_port(), folder / "balancer.conf"
+    config.write_text(text.format(port=port, a=engines[0], b=engines[1]))
+    words = ["-db", "-f", str(config)] if program == "haproxy" else ["-p", str(folder), "-c", str(config)]
+    with subprocess.Popen([path, *words], stderr=subprocess.DEVNULL) as balancer:
+        try:
+            yield port
+        finally:
+            balancer.terminate()
+
+
+@pytest.mark.parametrize(("program", "text"), [("nginx", NGINX), ("haproxy", HAPROXY)])
+async def test_with_no_engine_left_clients_are_told_to_come_again(tmp_path: Path, program: str, text: str) -> None:
+    """The lines of docs/balancers.md, and nobody behind them: 503, and the minute that the openai client waits at most."""
+    with running(program, need(program, program), tmp_path, text, free_port(), free_port()) as port:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                with contextlib.suppress(OSError):
+                    answer = await complete(port, 1, stream=False)
+                    if answer.status:
+                        break
+                await asyncio.sleep(0.1)
+    assert (answer.status, answer.headers.get("retry-after")) == (503, "60"), answer
 
 
 @pytest.mark.parametrize(("program", "text"), [("nginx", NGINX), ("haproxy", HAPROXY)])
@@ -112,23 +147,17 @@ def test_a_balancer_sends_elsewhere_what_a_dead_engine_never_began(tmp_path: Pat
     with (
         standin(GATED, one=engine(step_time=SLOW, settings=limits), settings=InsideSettings(QUICK)) as a,
         standin(GATED, one=engine(step_time=SLOW, settings=limits), settings=InsideSettings(QUICK)) as b,
+        running(program, path, tmp_path, text, a.port, b.port) as port,
     ):
-        port, config = free_port(), tmp_path / "balancer.conf"
-        config.write_text(text.format(port=port, a=a.port, b=b.port))
-        words = ["-db", "-f", str(config)] if program == "haproxy" else ["-p", str(tmp_path), "-c", str(config)]
-        with subprocess.Popen([path, *words], stderr=subprocess.DEVNULL) as balancer:
-            try:
-                through = a._replace(port=port)
-                eventually(lambda: answers(f"http://127.0.0.1:{port}/health"))
-                asking = [Asking(through, max_tokens=10, stream=number % 4 < 2) for number in range(10)]
-                services = a.service, b.service
-                eventually(lambda: [len(service.states) for service in services] == [5, 5])
-                eventually(lambda: services[0].engine.figures.running == 1)
-                a.do(lambda: services[0].engine.die("CUDA out of memory."))
-                a.do(services[0].driver.turn)
-                told = [one.end() for one in asking]
-            finally:
-                balancer.terminate()
+        through = a._replace(port=port)
+        eventually(lambda: answers(f"http://127.0.0.1:{port}/health"))
+        asking = [Asking(through, max_tokens=10, stream=number % 4 < 2) for number in range(10)]
+        services = a.service, b.service
+        eventually(lambda: [len(service.states) for service in services] == [5, 5])
+        eventually(lambda: services[0].engine.figures.running == 1)
+        a.do(lambda: services[0].engine.die("CUDA out of memory."))
+        a.do(services[0].driver.turn)
+        told = [one.end() for one in asking]
     lost = [got for got in told if got.status != 200 or b"EngineCore encountered an issue" in got.body]
     assert len(lost) == 1, [(got.status, got.body[:80]) for got in told]
     assert all(b'"finish_reason":"length"' in got.body for got in told if got not in lost)

@@ -17,14 +17,19 @@ from plimsoll.errors import WorldFailed
 CONFIG = (TEMPLATES / "haproxy.cfg").read_text(encoding="utf-8")
 
 
+# As docs/balancers.md has it: 60 s is the longest that the openai client waits for.
+COME_AGAIN = 'http-error status 503 content-type text/plain string "no engine is in service" hdr Retry-After 60'
+
+
 class Checks(NamedTuple):
-    """The health check of each engine, the limits for it and for an answer, and the failures that are retried elsewhere."""
+    """How HAProxy checks the engines, how long it waits for an answer, and which failures it retries elsewhere."""
 
     path: str = READY
     how: str = "inter 500ms fall 2 rise 1"
     within: str = "500ms"
     answers: str = "120s"
     again: str = "conn-failure empty-response"  # failures after which a request goes to another engine
+    none_left: str = ""  # how it answers when no engine is in service; its own 503 where nothing is said
 
 
 # The kernel takes 107 bytes of a socket's path, and HAProxy first binds to it with its process id and ".tmp" appended.
