@@ -19,12 +19,12 @@ from plimsoll.cli.main import parse
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
-from plimsoll.simulate.fit import error_of, fit, fit_histograms
+from plimsoll.simulate.fit import error_of, fit
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, Sheet, StepTime, sheet_time
 from plimsoll.simulate.silicon import planned_clock
 from plimsoll.simulate.trace import MeasuredRun
-from plimsoll.simulate.trace_files import read_histograms, read_measured
+from plimsoll.simulate.trace_files import read_measured
 
 HERE = Path(__file__).resolve().parents[1]
 CAPTURES = HERE / "tests" / "captures" / "vllm-0.25.1-h200-traffic"
@@ -94,14 +94,6 @@ def by_stamps(name: str) -> Outcome:
     return outcome(name, measured, found.step_time, third)
 
 
-def by_histograms(name: str) -> Outcome:
-    """Fitted on the page of metrics after the run, which also counts two dozen requests of the warm-up."""
-    measured = load(name)
-    pages = read_histograms(str(CAPTURES / f"{name}.metrics.txt.gz"))
-    found = fit_histograms(measured.trace, settings_of(name), pages, start=data_sheet())
-    return outcome(name, measured, found.step_time, 0)
-
-
 def unfitted(name: str) -> Outcome:
     """Measured kernels alone."""
     measured = load(name)
@@ -111,14 +103,12 @@ def unfitted(name: str) -> Outcome:
 def tables() -> list[str]:
     """All of it, as Markdown."""
     lines = []
-    # The page of `heavy` also holds the latencies of `steady`, which ran on the same server before it.
-    for title, judge, names in (
-        ("Fitted on the first third of the time", by_stamps, tuple(BLOCKS)),
-        ("Fitted on the histograms of the whole run", by_histograms, ("steady", "tight", "storm")),
-        ("Not fitted: measured kernels alone", unfitted, tuple(BLOCKS)),
+    for title, judge in (
+        ("Fitted on the first third of the time", by_stamps),
+        ("Not fitted: measured kernels alone", unfitted),
     ):
         lines += [f"**{title}**", "", HEAD, "|---|---|---|---|---|---|"]
-        for name in names:
+        for name in BLOCKS:
             found = judge(name)
             errors = " | ".join(f"{100 * error:+.1f} %" for error in found[:3])
             lines.append(f"| {name} | {errors} | {found.preemptions} | {PREEMPTED[name]} |")

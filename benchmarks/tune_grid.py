@@ -1,12 +1,11 @@
 """Is the search as good as trying everything, and how much cheaper? Two traces, two servers, 540 settings each.
 
-    python -m benchmarks.tune_grid --traces DIR [--kept FILE] [--write]
+    python -m benchmarks.tune_grid --traces DIR [--write]
 
 Each pair at three loads, and with either promise alone. For every case all safe settings of the grid are replayed with the
 whole trace, and then `tune` is asked about the same grid. Cost is counted in replayed requests, everything that `tune` does
-included: screening, the search, slower and faster clocks, the low end of the cache. `--kept FILE` keeps each run of the grid,
-so that a second call goes on where the first one stopped; `--write` puts the table into docs/tune.md. Takes about twenty
-minutes on two cores.
+included: screening, the search, slower and faster clocks, the low end of the cache. `--write` puts the table into docs/tune.md.
+Takes about twenty minutes on two cores.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
 from plimsoll.simulate.trace_files import read_trace
 from plimsoll.tune.answer import Server, Tuning, tune
-from plimsoll.tune.goodput import RunAll, Score, Traffic, parse_slo
-from plimsoll.tune.inputs import simulator_version
-from plimsoll.tune.runners import KeptRuns, on_cores, remembering
+from plimsoll.tune.goodput import Score, Traffic, parse_slo
+from plimsoll.tune.runners import on_cores
 from plimsoll.tune.space import Candidate, Space, plan_all
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "tune.md"
@@ -87,7 +85,7 @@ class Outcome(NamedTuple):
         return self.tuning.requests / (self.safe * self.tuning.traffic.trace.size)
 
 
-def measure(case: Case, folder: str, grid_run: RunAll) -> Outcome:
+def measure(case: Case, folder: str) -> Outcome:
     """Everything, then the search; the search keeps nothing and is given nothing of what the grid found."""
     words = ["--gpu", case.gpu, "--", "vllm", "serve", *case.serve.split()]
     ready = read_command(parse(ServerOptions, words), learned=False)
@@ -96,7 +94,7 @@ def measure(case: Case, folder: str, grid_run: RunAll) -> Outcome:
     server = Server(ledger, ready.model.shape, ready.replan)
     options = [one for one in plan_all(GRID.candidates, ledger, ready.replan) if one.is_safe]
     begin = time.perf_counter()
-    results = dict(grid_run(traffic, [server.job_of(one) for one in options]))
+    results = dict(on_cores(traffic, [server.job_of(one) for one in options]))
     grid_s = time.perf_counter() - begin
     scores = [(one.candidate, results[place]) for place, one in enumerate(options)]
     best = max(((c, s) for c, s in scores if isinstance(s, Score)), key=lambda pair: pair[1].goodput)
@@ -122,31 +120,18 @@ def main() -> None:
     """Print the table as it grows, and write it where asked."""
     words = sys.argv[1:]
     folder = words[words.index("--traces") + 1]
-    kept_in = words[words.index("--kept") + 1] if "--kept" in words else "/dev/null"
     lines = [HEAD]
     print(HEAD, flush=True)
-    with KeptRuns(kept_in) if kept_in != "/dev/null" else _Nothing() as kept:
-        run = remembering(on_cores, kept, simulator_version())
-        for load, promises in VARIANTS:
-            for case in CASES:
-                slo = ",".join(part for part in case.slo.split(",") if part.split("=")[0] in promises)
-                outcome = measure(case._replace(speed=round(case.speed * load, 4), slo=slo), folder, run)
-                lines.append(row(outcome))
-                print(lines[-1], flush=True)
-                print(f"  {outcome.safe} safe; grid {outcome.grid_s:.0f} s, search {outcome.search_s:.1f} s", file=sys.stderr)
+    for load, promises in VARIANTS:
+        for case in CASES:
+            slo = ",".join(part for part in case.slo.split(",") if part.split("=")[0] in promises)
+            outcome = measure(case._replace(speed=round(case.speed * load, 4), slo=slo), folder)
+            lines.append(row(outcome))
+            print(lines[-1], flush=True)
+            print(f"  {outcome.safe} safe; grid {outcome.grid_s:.0f} s, search {outcome.search_s:.1f} s", file=sys.stderr)
     if "--write" in words:
         text, made = DOCS.read_text(encoding="utf-8"), "\n".join(lines)
         DOCS.write_text(placed(text, "<!-- grid -->", "<!-- end of grid -->", f"\n\n{made}\n\n", DOCS), encoding="utf-8")
-
-
-class _Nothing:
-    """In place of a file: nothing is kept."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +24,10 @@ import numpy as np
 from benchmarks.simulate_h200 import CAPTURES, LLAMA_8B, data_sheet, load, settings_of
 from lab.service import score
 from plimsoll.hardware.cards import gpu_named
-from plimsoll.simulate.fit import E2E, fit, fit_histograms
+from plimsoll.simulate.fit import fit
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, StepTime, sheet_time
 from plimsoll.simulate.trace import Floats, Trace, make_trace
-from plimsoll.vllm.metrics_page import Histogram
 
 SERIES = CAPTURES.parent / "vllm-0.25.1-h200" / "thrash.series.json"
 UNLIMITED_S, LIMITED_S = 176.5, 57.4
@@ -81,22 +81,25 @@ def start() -> StepTime:
     return found
 
 
+def slowed(is_short: Callable[[StepTime], bool]) -> StepTime:
+    """The data sheet's steps, so much slower that a run with them is just not short any more."""
+    low, high = 0.1, 20.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_short(start().scaled(middle)) else (low, middle)
+    return start().scaled(high)
+
+
 def fitted_to_unlimited() -> StepTime:
     """By the mean time in the server: requests in it, added up over time, over their number."""
     run = seen()
     mean = float(np.trapezoid(run.running + run.waiting, run.at_s)) / UNLIMITED
-    whole = Histogram(E2E, (), (UNLIMITED,), mean * UNLIMITED)
-    return fit_histograms(traffic(UNLIMITED), SERVER, [whole], start=start(), sizes=()).step_time
+    return slowed(lambda times: replay(traffic(UNLIMITED), SERVER, times).finish_ns.mean() / 1e9 < mean)
 
 
 def fitted_to_limited() -> StepTime:
-    """By the one number that is known of it: the data sheet's steps, so much slower that it takes as long."""
-    low, high = 0.1, 20.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        is_short = seconds(LIMITED, SEATS, start().scaled(middle)) < LIMITED_S
-        low, high = (middle, high) if is_short else (low, middle)
-    return start().scaled(high)
+    """By the one number that is known of it: how long it takes."""
+    return slowed(lambda times: seconds(LIMITED, SEATS, times) < LIMITED_S)
 
 
 def step_ms(least: float, most: float) -> float:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.simulate_h200 import by_histograms
 from lab.measured_runs import before, duration_error, only_first
 from plimsoll.errors import BadInput
 from plimsoll.simulate.fit import (
-    BETWEEN,
-    E2E,
-    TPOT,
-    TTFT,
     FitError,
     deviations,
     error_of,
     fit,
-    fit_histograms,
     look_at,
     replayed,
     search,
@@ -25,9 +19,6 @@ from plimsoll.simulate.fit import (
 from plimsoll.simulate.replay import STEP_COLUMNS, Replay, replay
 from plimsoll.simulate.settings import EngineLimits, StepTime, graph_sizes, step_table
 from plimsoll.simulate.trace import ABSENT, MeasuredRun, RunSeries, make_trace
-from plimsoll.simulate.traffic import Synthetic, generate
-from plimsoll.vllm.metrics_page import Histogram
-from tests.each import each
 
 SETTINGS = EngineLimits(num_blocks=3000, max_num_seqs=32, max_num_batched_tokens=1024)
 TRUE = StepTime(9_000_000, 50_000, 15_000, 90_000, step_table(9e6, 50e3, 1024, graph_sizes(32), 3e6))
@@ -123,39 +114,6 @@ def test_errors_are_of_the_stretch_that_was_asked_for() -> None:
     assert none.mean_ttft is None
 
 
-def histogram_of(name: str, seconds: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Histogram:
-    """What a server would have kept of these values."""
-    bounds = (0.005, 0.01, 0.02, 0.04, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-    counts = np.histogram(seconds, bins=[-np.inf, *bounds, np.inf])[0]
-    return Histogram(name, bounds, tuple(float(one) for one in counts), float(seconds.sum()))
-
-
-def test_histograms_give_back_how_much_slower_a_card_is() -> None:
-    """From a start that is twice too fast, means come out within 3 %."""
-    measured = traffic_run()
-    each = (measured.finish_ns - measured.first_token_ns) / np.maximum(1, measured.trace.output - 1) / 1e9
-    histograms = [
-        histogram_of(TTFT, (measured.first_token_ns - measured.trace.arrival_ns) / 1e9),
-        histogram_of(TPOT, each),
-        histogram_of(E2E, (measured.finish_ns - measured.trace.arrival_ns) / 1e9),
-        Histogram("vllm:request_prompt_tokens", (1.0,), (0.0, 5.0), 10.0),
-    ]
-    found = fit_histograms(measured.trace, SETTINGS, histograms, start=StepTime(4_500_000, 25_000, 7_500, 45_000))
-    error = error_of(measured, replay(measured.trace, SETTINGS, found.step_time))
-    assert abs(error.mean_ttft or 1) < 0.03
-    assert abs(error.mean_tpot or 1) < 0.03
-    assert "histograms of 120 requests" in found.sentence
-
-
-def test_histograms_without_a_latency_are_refused() -> None:
-    """Empty ones and others do not count; the mean between tokens alone is enough."""
-    measured = traffic_run(requests=20)
-    with pytest.raises(BadInput, match="nothing to fit"):
-        fit_histograms(measured.trace, SETTINGS, [Histogram(TTFT, (1.0,), (0.0, 0.0), 0.0)])
-    found = fit_histograms(measured.trace, SETTINGS, [Histogram(BETWEEN, (), (100.0,), 2.0)])
-    assert abs(found.error.mean_tpot or 1) < 0.03
-
-
 def test_the_search_finds_the_bottom_inside_its_bounds() -> None:
     """A plain valley, and one whose bottom lies outside."""
     bounds = (np.zeros(2), np.full(2, 10.0))
@@ -165,35 +123,11 @@ def test_the_search_finds_the_bottom_inside_its_bounds() -> None:
     assert edge == pytest.approx([0.0, 4.0], abs=0.01)
 
 
-def test_histograms_are_compared_with_all_of_the_traffic() -> None:
-    """A second half that is ten times as busy counts: the times are found again, however long the trace."""
-    slow = generate(Synthetic(requests=6000, rate_per_s=4, prompt_mean=300, output_mean=60, seed=1))
-    gaps = np.diff(slow.arrival_ns, prepend=0)
-    gaps[3000:] //= 10
-    trace = slow._replace(arrival_ns=np.cumsum(gaps))
-    true = StepTime(6_000_000, 40_000, 10_000, 40_000)
-    run = replay(trace, EngineLimits(), true)
-    ttft = (run.first_token_ns - run.arrival_ns) / 1e9
-    bounds = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
-    counts = np.bincount(np.searchsorted(bounds, ttft), minlength=len(bounds) + 1)
-    histogram = Histogram(TTFT, bounds, tuple(counts.tolist()), float(ttft.sum()))
-    found = fit_histograms(trace, EngineLimits(), [histogram], start=true)
-    assert found.step_time.base_ns == pytest.approx(true.base_ns, rel=0.1)
-
-
 def test_a_poor_fit_is_off_in_what_is_not_chance() -> None:
-    """Further tokens and the whole count, a first token that just misses a step does not; means where a page has no more."""
+    """Further tokens and the whole count, a first token that just misses a step does not."""
     none = (None, None, None)
-    for of_single, of_means, is_poor in (
-        ((0.034, 0.028, 0.027), none, False), ((0.29, 0.023, 0.015), none, False), ((0.19, None, None), none, False),
-        ((0.11, 0.764, 0.2), none, True), ((0.05, 0.1, 0.25), none, True), ((0.9, 0.05, 0.05), none, True),
-        (none, none, False), (none, (0.01, -0.3, 0.0), True), (none, (-0.3, 0.1, -0.1), False),
+    for of_single, is_poor in (
+        ((0.034, 0.028, 0.027), False), ((0.29, 0.023, 0.015), False), ((0.19, None, None), False), (none, False),
+        ((0.11, 0.764, 0.2), True), ((0.05, 0.1, 0.25), True), ((0.9, 0.05, 0.05), True),
     ):  # fmt: skip
-        assert FitError(500, *of_single, *of_means).is_poor == is_poor, (of_single, of_means)
-
-
-@each("name", ["steady", "tight", "storm"])
-def test_a_real_page_of_metrics_is_enough_for_the_means(name: str) -> None:
-    """Two numbers fitted to histograms: duration and mean latencies within 5 %."""
-    found = by_histograms(name)
-    assert max(abs(found.duration), abs(found.ttft), abs(found.tpot)) < 0.05
+        assert FitError(500, *of_single, *none).is_poor == is_poor, of_single

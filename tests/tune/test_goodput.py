@@ -9,7 +9,7 @@ from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import make_trace
-from plimsoll.tune.goodput import Failed, Job, Score, Slo, Traffic, do, job_digest, parse_slo, score, traffic_digest
+from plimsoll.tune.goodput import Failed, Job, Score, Slo, Traffic, do, parse_slo, score
 
 SECOND = StepTime(base_ns=10**9, token_ns=0, seq_ns=0, ctx_ps=0)
 """Every step takes a second."""
@@ -66,23 +66,3 @@ def test_the_same_job_gives_the_same_result_also_where_it_cannot_end() -> None:
     stuck = do(Traffic(make_trace("x", [0], [8], [1])), Job(EngineLimits(block_size=0), StepTime()))
     assert isinstance(stuck, Failed)
     assert stuck.why
-
-
-def test_results_are_found_again_by_what_matters_alone() -> None:
-    """Another file name is the same traffic; another arrival, promise, setting, step time or scheduler is not."""
-    same = traffic_digest(TRAFFIC)
-    assert traffic_digest(TRAFFIC._replace(trace=TRAFFIC.trace._replace(name="b"))) == same
-    others = [
-        TRAFFIC._replace(speedup=2.0),
-        TRAFFIC._replace(slo=Slo(ttft=2.0)),
-        TRAFFIC._replace(trace=TRAFFIC.trace._replace(arrival_ns=TRAFFIC.trace.arrival_ns + 1)),
-        TRAFFIC._replace(trace=TRAFFIC.trace._replace(prefix_ids=TRAFFIC.trace.prefix_ids + 1)),
-    ]
-    assert len({same, *map(traffic_digest, others)}) == 5
-    jobs = [
-        JOB,
-        JOB._replace(settings=EngineLimits(max_num_seqs=8)),
-        JOB._replace(step_time=JOB.step_time._replace(seq_ns=1)),
-        JOB._replace(step_time=StepTime(by_tokens=np.arange(3000) + 1)),
-    ]
-    assert len({job_digest(job, same, "1") for job in jobs} | {job_digest(JOB, same, "2"), job_digest(JOB, "x", "1")}) == 6

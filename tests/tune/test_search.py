@@ -7,10 +7,12 @@ from itertools import product
 
 import pytest
 
+from plimsoll.errors import BadInput
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import make_trace
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.goodput import Failed, Job, Result, Score, Traffic, do
+from plimsoll.tune.runners import on_cores, runner_on, with_progress
 from plimsoll.tune.search import Search, Trial, busiest, ceiling, demand, preferred
 from plimsoll.tune.space import Space, candidate_of, plan_all
 from tests.each import SOAK, each
@@ -148,3 +150,16 @@ def test_a_ceiling_is_near_where_one_thing_rules() -> None:
     job = Job(EngineLimits(), StepTime(1, 0, 0, 0))
     assert ceiling(demand(traffic, 16384), job) == pytest.approx(1.1)
     assert ceiling(demand(traffic._replace(speedup=2.0), 16384), job) == pytest.approx(2.2)
+
+
+def test_all_cores_give_the_same_results_and_an_unknown_place_is_one_line() -> None:
+    """Each with the place of its job, and progress after each."""
+    short = Traffic(make_trace("t", [0, 0, 0], [40, 80, 20], [30, 40, 9]))
+    jobs = [Job(EngineLimits(max_num_seqs=seats), StepTime()) for seats in (1, 2, 3)]
+    told: list[tuple[int, int]] = []
+    runner = with_progress(on_cores, lambda done, of: told.append((done, of)))
+    assert dict(runner(short, jobs)) == dict(run(short, jobs))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert runner_on(None) is runner_on("local") is on_cores
+    with pytest.raises(BadInput, match="ray"):
+        runner_on("spark://x")

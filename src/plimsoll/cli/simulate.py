@@ -74,7 +74,7 @@ def check_words(options: TrafficOptions, command: str, written: Sequence[str]) -
         import numpy  # noqa: F401 - only whether it is there
     except ImportError:
         raise BadInput(f"{command} needs numpy and numba: pip install 'plimsoll-line[simulate]'") from None
-    read = [*options.rest, *(getattr(options, name, None) for name in ("fit", "fit_series", "plan", "times", "last"))]
+    read = [*options.rest, *(getattr(options, name, None) for name in ("fit", "fit_series", "plan", "times"))]
     taken = {os.path.realpath(word): word for word in read if word is not None and "\0" not in word}
     for field in written:
         path = getattr(options, field)

@@ -19,7 +19,6 @@ Read on: docs/sweep.md
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 class SweepOptions(ReplayOptions):
     model: str | None = option("MODEL")
     slo: str | None = option("ttft=2s,tpot=50ms", "what is promised: results are ranked by requests a second that get it")
-    into: str | None = option("FILE", "keeps each run: a sweep that was killed goes on where it stopped", read=file_named)
     on: str | None = option("ray", "runs on a Ray cluster (ray://HOST:PORT, or one of this machine)")
     json: bool = switch("one object, schema plimsoll.sweep/1")
     csv: str | None = option("FILE", "a row a setting", read=file_named)
@@ -50,7 +48,7 @@ class SweepOptions(ReplayOptions):
 
 
 def run(options: SweepOptions) -> int:
-    check_words(options, "sweep", written=("csv", "html", "save_times", "into"))
+    check_words(options, "sweep", written=("csv", "html", "save_times"))
     from plimsoll.simulate.compiled import telling
 
     with telling(say_compiling):
@@ -70,16 +68,14 @@ def run(options: SweepOptions) -> int:
 def _sweep(given: SweepOptions) -> SweepReport:
     from plimsoll.render.tune import SweepReport
     from plimsoll.tune.grid import parse_axes
-    from plimsoll.tune.inputs import kept_in, simulator_version, split_axes, with_model
-    from plimsoll.tune.runners import remembering, runner_on
+    from plimsoll.tune.inputs import split_axes, with_model
+    from plimsoll.tune.runners import runner_on, with_progress
 
     options, words = split_axes(with_model(given, given.model))
     axes = parse_axes(words)
     traffic, points, label, notes = _points(options, axes)
-    with ExitStack() as stack:
-        kept = kept_in(given.into, stack)
-        progress = stack.enter_context(bar("sweeping", "settings"))
-        run = remembering(runner_on(given.on), kept, simulator_version(), progress)
+    with bar("sweeping", "settings") as progress:
+        run = with_progress(runner_on(given.on), progress)
         # In the points' order; None where nothing could be replayed. All of one speed go together.
         results: list[Result | None] = [None] * len(points)
         for speed in dict.fromkeys(point.speedup for point in points):

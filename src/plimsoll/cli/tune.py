@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,15 +76,13 @@ class TuneOptions(TrafficOptions):
     )
     prices: str | None = option("FILE", "JSON: dollars an hour for each card, for several cards (docs/tune.md)")
     on: str | None = option("ray", "runs on a Ray cluster (ray://HOST:PORT, or one of this machine); default: all cores here")
-    into: str | None = option("FILE", "keeps each run; a second call does only what is missing", read=file_named)
-    last: str | None = option("TUNING.json", "what an earlier call wrote with --json: says what has changed since")
     json: bool = switch("one object, schema plimsoll.tune/1: feeds `simulate --plan` and `assets --plan`")
     commands: str | None = option("FILE", "what was chosen, second and yours: for `plan --compare FILE`", read=file_named)
     html: str | None = option("FILE", "a page with the curves", read=file_named)
 
 
 def run(options: TuneOptions) -> int:
-    check_words(options, "tune", written=("html", "commands", "save_times", "into"))
+    check_words(options, "tune", written=("html", "commands", "save_times"))
     from plimsoll.render import tune as report
     from plimsoll.simulate.compiled import telling
 
@@ -131,7 +128,7 @@ def _compare(options: TuneOptions, shapes: dict[str, list[str]]) -> int:
 
     if options.keep is None:
         raise BadInput("several cards or shapes are compared by what they keep: add --slo ttft=2s,tpot=50ms --keep 99")
-    if (name := first_given(options, "html", "commands", "into", "last", "fit", "times")) is not None:
+    if (name := first_given(options, "html", "commands", "fit", "times")) is not None:
         raise BadInput(f"{name} goes with one card and one shape")
     if options.verbatim is None and options.model is None:
         raise BadInput(NO_MODEL)
@@ -162,23 +159,21 @@ def tune_one(options: TuneOptions) -> TuneReport:
     from plimsoll.tune.answer import runner_up, tune
     from plimsoll.tune.capacity import find_capacity
     from plimsoll.tune.goodput import Traffic
-    from plimsoll.tune.inputs import kept_in, read_tune_inputs, simulator_version
-    from plimsoll.tune.runners import remembering, runner_on
+    from plimsoll.tune.inputs import read_tune_inputs
+    from plimsoll.tune.runners import runner_on, with_progress
 
     if options.verbatim is None and options.model is None:
         raise BadInput(NO_MODEL)
-    asked = read_tune_inputs(options, options.model, options.slo, options.last)
-    with ExitStack() as stack:
-        kept = kept_in(options.into, stack)
-        progress = stack.enter_context(bar("replaying", "runs of this round"))
-        run = remembering(runner_on(options.on), kept, simulator_version(), progress)
-        tuning = tune(asked.traffic, asked.server, asked.space, run, asked.last)
+    asked = read_tune_inputs(options, options.model, options.slo)
+    with bar("replaying", "runs of this round") as progress:
+        run = with_progress(runner_on(options.on), progress)
+        tuning = tune(asked.traffic, asked.server, asked.space, run)
         capacity, notes = None, asked.notes
         if options.keep is not None and tuning.found is not None:
             capacity = find_capacity(asked.traffic, asked.server.job_of(tuning.found.best.option), options.keep)
             if capacity.servers is not None and capacity.servers > 1:  # what is best for all of it need not be for a share
                 share = Traffic(asked.traffic.trace, asked.traffic.speedup / capacity.servers, asked.traffic.slo)
-                of_share = tune(share, asked.server, asked.space, run, asked.last)
+                of_share = tune(share, asked.server, asked.space, run)
                 if of_share.found is not None:
                     job = asked.server.job_of(of_share.found.best.option)
                     other = find_capacity(asked.traffic, job, options.keep)

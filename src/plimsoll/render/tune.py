@@ -25,7 +25,6 @@ from plimsoll.tune.grid import Axes, Point
 from plimsoll.tune.search import Trial
 from plimsoll.tune.space import FLAGS, Candidate, value_text
 from plimsoll.tune.verdict import (
-    drift_sentences,
     folklore,
     headline,
     is_tie,
@@ -345,7 +344,6 @@ def as_json(report: TuneReport) -> str:
         "is_steady": None if tuning.doubt is None else tuning.doubt.steady,
         "measure": measurement(tuning) or None,
         "folklore": [one._asdict() for one in folklore(tuning)],
-        "drift": [{**one._asdict(), "is_large": one.is_large} for one in tuning.changes],
         "capacity": capacity_json(report.capacity),
         "cost": {
             "candidates": found.candidates if found is not None else len(tuning.refused),
@@ -371,7 +369,7 @@ def sentences(report: TuneReport) -> list[str]:
     tuning = report.tuning
     said = [*verdict(report), headline(tuning), *reasons(tuning)]
     if serves_none(tuning):
-        return [one_line(one) for one in (*said, *drift_sentences(tuning))]
+        return [one_line(one) for one in said]
     if is_tie(tuning):
         said.append("That is a tie with your own flags: with faster or slower steps they do as much. A fit would settle it.")
     said += [second] if (second := runner_up_sentence(tuning)) else []
@@ -380,7 +378,7 @@ def sentences(report: TuneReport) -> list[str]:
     said += [f'"{one.said}": {one.here} here; {one.because}.' for one in folklore(tuning)]
     if between := ranges(tuning):
         said.append(f"The step times are not fitted, so take this as a range: {', '.join(between)}.")
-    said += [*([measurement(tuning)] if measurement(tuning) else []), *drift_sentences(tuning)]
+    said += [measurement(tuning)] if measurement(tuning) else []
     return [one_line(one) for one in said]
 
 

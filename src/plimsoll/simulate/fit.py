@@ -17,7 +17,6 @@ from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, Replay, replay
 from plimsoll.simulate.settings import EngineLimits, Experts, StepTime, graph_sizes, padded, step_table
 from plimsoll.simulate.trace import ABSENT, Flags, Floats, Integers, MeasuredRun, Trace, pick
-from plimsoll.vllm.metrics_page import Histogram
 
 # Least squares without derivatives, inside bounds: damped Gauss-Newton steps from a few starts, the best one wins.
 
@@ -108,8 +107,7 @@ class FitError(NamedTuple):
     @property
     def is_poor(self) -> bool:
         """True if the replay is so far from the run that its server or its traffic was another one."""
-        first = max(abs(one or 0.0) for one in (self.ttft, self.mean_ttft))
-        return first > POOR_FIRST or any(abs(one or 0.0) > POOR for one in (self.tpot, self.e2e, self.mean_tpot, self.mean_e2e))
+        return (self.ttft or 0.0) > POOR_FIRST or max(self.tpot or 0.0, self.e2e or 0.0) > POOR
 
 
 def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int = ABSENT) -> FitError:
@@ -278,10 +276,9 @@ class Model(NamedTuple):
     sizes: tuple[int, ...]
     experts: Experts | None
 
-    def values(self, scale: float = 1.0, token_scale: float | None = None) -> Floats:
-        """The start scaled as a whole; `token_scale` scales its cost of a token apart."""
-        share = EXPERTS_SHARE if self.experts else 0.0
-        return np.array([scale, scale if token_scale is None else token_scale, scale, scale, scale * STEP_UP, share, 0.0])
+    def values(self, scale: float) -> Floats:
+        """The start scaled as a whole."""
+        return np.array([scale, scale, scale, scale, scale * STEP_UP, EXPERTS_SHARE if self.experts else 0.0, 0.0])
 
     def step_time(self, values: Floats) -> StepTime:
         """Returns the step time of these numbers."""
@@ -363,7 +360,8 @@ def fit(
     whole = replay(measured.trace, settings, step_time)
     error = error_of(measured, whole)
     which = f"the first {trace.size:,} of {error.requests:,}" if trace.size < error.requests else f"{error.requests:,}"
-    off_by = _percentages(error.ttft, error.tpot, error.e2e)
+    named = (("TTFT", error.ttft), ("TPOT", error.tpot), ("end to end", error.e2e))
+    off_by = ", ".join(f"{name} {value:.1%}" for name, value in named if value is not None)
     sentence = f"fitted to {which} measured requests; a single one is off by {off_by} on average"
     return Fit(step_time, error, sentence, whole.totals.peak_running)
 
@@ -374,89 +372,3 @@ def _spread(trace: Trace) -> list[Trace]:
     late = [np.zeros(trace.size), *((turns * (-1) ** nth + nth / SPREAD) % 1 for nth in range(1, SPREAD))]
     arrivals = [trace.arrival_ns + (one * SPREAD_NS).astype(np.int64) for one in late]
     return [trace._replace(arrival_ns=np.maximum.accumulate(one)) for one in arrivals]
-
-
-def _percentages(ttft: float | None, tpot: float | None, e2e: float | None, sign: str = "") -> str:
-    named = (("TTFT", ttft), ("TPOT", tpot), ("end to end", e2e))
-    return ", ".join(f"{name} {value:{sign}.1%}" for name, value in named if value is not None)
-
-
-# A fit to the histograms of /metrics alone, of a run whose single requests were not recorded. Means and shares say less than
-# stamps, so only two numbers are searched: how much slower or faster than the start a step is as a whole, and a token in it.
-# All other ratios stay as in the start.
-
-TTFT = "vllm:time_to_first_token_seconds"
-TPOT = "vllm:request_time_per_output_token_seconds"
-BETWEEN = "vllm:inter_token_latency_seconds"
-E2E = "vllm:e2e_request_latency_seconds"
-HISTOGRAM_SCALES = (1.0, 0.25, 0.5, 2.0, 4.0)
-HISTOGRAM_TRUST = 0.002
-SHARES_WEIGHT = 0.3  # Of bucket shares against means: buckets are wide, and a share moves only when a value crosses a bound
-
-
-def fit_histograms(
-    trace: Trace,
-    settings: EngineLimits,
-    histograms: Sequence[Histogram],
-    *,
-    start: StepTime | None = None,
-    sizes: Sequence[int] | None = None,
-    experts: Experts | None = None,
-    on_try: Callable[[int], None] | None = None,
-) -> Fit:
-    """The step times with which this traffic gives these histograms; only latency histograms are used."""
-    wanted = {one.name: one for one in histograms if one.name in (TTFT, TPOT, BETWEEN, E2E) and (one.mean or 0) > 0}
-    if not wanted:
-        raise BadInput(f"nothing to fit: no histogram of latencies with a value in it ({TTFT}, {TPOT}, {BETWEEN}, {E2E})")
-    model = Model(start or GUESS, settings, graph_sizes(settings.max_num_seqs) if sizes is None else tuple(sizes), experts)
-
-    def step_time(pair: Floats) -> StepTime:
-        return model.step_time(model.values(pair[0], pair[1]))
-
-    tries = itertools.count(1)
-
-    def off(pair: Floats) -> list[Floats]:
-        if on_try is not None:
-            on_try(next(tries))
-        simulated = _latencies(replay(trace, settings, step_time(pair)))
-        return [_deviation(wanted[name], *simulated[name]) for name in wanted if name in simulated]
-
-    if not off(np.ones(2)):
-        raise BadInput("nothing to fit: the traffic has no request that the histograms could be about")
-    starts = [np.array(pair) for pair in (*zip(HISTOGRAM_SCALES, HISTOGRAM_SCALES, strict=True), (1.0, 0.4), (1.0, 2.5))]
-    best = step_time(search(off, starts, (np.full(2, 0.02), np.full(2, 50.0)), np.full(2, HISTOGRAM_TRUST)))
-    run = replay(trace, settings, best)
-    simulated = _latencies(run)
-    means = {name: simulated[name][0] / (one.mean or 1.0) - 1 for name, one in wanted.items() if name in simulated}
-    of_means = (means.get(TTFT), means.get(TPOT, means.get(BETWEEN)), means.get(E2E))
-    requests = max((int(one.size) for name, one in wanted.items() if name != BETWEEN), default=0)
-    about = f"histograms of {requests} requests" if requests else "histograms"
-    sentence = f"fitted to {about}; means are off by {_percentages(*of_means, sign='+')}"
-    return Fit(best, FitError(requests, None, None, None, *of_means), sentence, run.totals.peak_running)
-
-
-def _latencies(run: Replay) -> dict[str, tuple[float, Floats | None]]:
-    """Each latency's mean, and its single values where they are known."""
-    done = np.flatnonzero(run.finish_ns != NEVER)
-    if not len(done):
-        return {}
-    first = (run.first_token_ns - run.arrival_ns)[done] / 1e9
-    whole = (run.finish_ns - run.arrival_ns)[done] / 1e9
-    found: dict[str, tuple[float, Floats | None]] = {TTFT: (float(first.mean()), first), E2E: (float(whole.mean()), whole)}
-    further = run.trace.output[done] - 1
-    several = further > 0
-    if several.any():
-        decoding = (run.finish_ns - run.first_token_ns)[done][several] / 1e9
-        each = decoding / further[several]
-        found[TPOT] = float(each.mean()), each
-        found[BETWEEN] = float(decoding.sum() / further[several].sum()), None
-    return found
-
-
-def _deviation(histogram: Histogram, mean: float, values: Floats | None) -> Floats:
-    of_mean = np.array([np.log(max(mean, 1e-9) / (histogram.mean or 1e-9))])
-    if values is None or not histogram.bounds:
-        return of_mean
-    ours = np.searchsorted(np.sort(values), histogram.bounds, side="right") / len(values)
-    theirs = np.cumsum(histogram.counts)[:-1] / histogram.size
-    return np.append(of_mean, SHARES_WEIGHT * (ours - theirs))

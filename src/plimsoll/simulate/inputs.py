@@ -21,7 +21,7 @@ from plimsoll.plan.read import MemoryPlan, plan_launch
 from plimsoll.render import plan as report
 from plimsoll.render.terminal import bar, write_file
 from plimsoll.simulate.compiled import HAS_NUMBA
-from plimsoll.simulate.fit import fit, fit_histograms
+from plimsoll.simulate.fit import fit
 from plimsoll.simulate.options import STEP_FIELDS, FleetOptions, ReplayOptions, StepOptions, TrafficOptions
 from plimsoll.simulate.settings import (
     REPLAYED_ALL_THE_SAME,
@@ -41,7 +41,7 @@ from plimsoll.simulate.silicon import SHEET_BAND, planned_clock
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.summary import POOR_FIT
 from plimsoll.simulate.trace import Arrivals, Trace
-from plimsoll.simulate.trace_files import looks_like_metrics, read_histograms, read_measured, read_trace
+from plimsoll.simulate.trace_files import read_measured, read_trace
 from plimsoll.simulate.traffic import SCHEME, cut, generate, merge, parse_synthetic, take
 from plimsoll.vllm.versions import Coverage
 
@@ -104,7 +104,6 @@ def read_times(
     options: TrafficOptions,
     plan: Mapping[str, object] | None,
     settings: EngineLimits,
-    trace: Trace,
     planned: MemoryPlan | None = None,
 ) -> Times:
     """Returns the user's step times, else a fit's, else those by measured kernels (where the command itself was planned) or by
@@ -129,7 +128,7 @@ def read_times(
             sure = f"step times by {clock.basis}, {low} to {high}; --fit corrects them by a real run"
             by_sheet = Times(clock.step_time, notes=(sure,), band=clock.band)
     if options.fit is not None:
-        return _fitted(options, options.fit, plan, settings, trace, by_sheet)
+        return _fitted(options, options.fit, plan, settings, by_sheet)
     if options.fit_series is not None:
         raise BadInput("--fit-series goes with --fit")
     if by_sheet is not None:
@@ -139,9 +138,8 @@ def read_times(
 
 
 def _fitted(
-    options: TrafficOptions, path: str, plan: Mapping[str, object] | None, settings: EngineLimits, trace: Trace,
-    by_sheet: Times | None,
-) -> Times:  # fmt: skip
+    options: TrafficOptions, path: str, plan: Mapping[str, object] | None, settings: EngineLimits, by_sheet: Times | None
+) -> Times:
     """The step times fitted to a run; the search begins at the data sheet's, where there is one."""
     start = by_sheet.step_time if by_sheet is not None and by_sheet.step_time.by_tokens is not None else None
     experts, sizes = _mixture(plan), captured_sizes(settings, is_eager=_is_eager(plan))
@@ -150,16 +148,9 @@ def _fitted(
         def on_try(number: int) -> None:
             draw(min(number, ABOUT_TRIES - 1), ABOUT_TRIES)
 
-        if looks_like_metrics(path):
-            if options.fit_series is not None:
-                raise BadInput("--fit-series is for a run with stamps; a page of metrics has none")
-            pages = read_histograms(path)
-            found = fit_histograms(trace, settings, pages, start=start, sizes=sizes, experts=experts, on_try=on_try)
-        else:
-            measured = read_measured(path, timeseries=options.fit_series)
-            found = fit(measured, settings, start=start, sizes=sizes, experts=experts, on_try=on_try)
-    error = max(abs(value or 0.0) for value in found.error[1:])  # of single requests, and of means where a page has no more
-    if error > HOPELESS:
+        measured = read_measured(path, timeseries=options.fit_series)
+        found = fit(measured, settings, start=start, sizes=sizes, experts=experts, on_try=on_try)
+    if max(found.error.ttft or 0.0, found.error.tpot or 0.0, found.error.e2e or 0.0) > HOPELESS:
         raise BadInput(f"--fit {path}: {found.sentence}; nothing can be learnt from that; {POOR_FIT}")
     is_poor = found.error.is_poor
     if options.save_times is not None:
@@ -289,7 +280,7 @@ def read_inputs(options: ReplayOptions) -> Inputs:
     settings, notes = _settings(options, plan)
     trace = read_traffic(options)
     planned = planned or _planned_again(plan)
-    times = read_times(options, plan, settings, trace, planned)
+    times = read_times(options, plan, settings, planned)
     if planned is not None and planned.shape.towers:
         notes = (*notes, NO_ENCODER)
     if not HAS_NUMBA:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import PurePath
@@ -50,7 +49,6 @@ from plimsoll.simulate.trace_columns import (
     whole_cell,
     whole_numbers,
 )
-from plimsoll.vllm.metrics_page import LINE_MAX, PAGE_MAX, Histogram, is_sample, parse_page
 
 # Traces as CSV: Azure's, BurstGPT's, and files that only say how long the requests are.
 
@@ -424,48 +422,3 @@ def _trace(path: str, rows: _Rows, limit: int | None, arrivals: Arrivals | None)
         name, arrival, prompt, output, columns.priority, columns.ids, starts(columns.id_counts), rows.prefix_block, rows.bad
     )
     return pick(whole, order)._replace(arrival_ns=times - zero), order, zero
-
-
-# Histograms of a saved page of metrics, for a fit, which a wrong one would mislead: implausible ones are refused. Engines and
-# models of one page are added up, and everything else is skipped.
-
-_SHOWN = 60
-
-
-def looks_like_metrics(path: str) -> bool:
-    """True if the file's first line is one of a page of metrics; False where it cannot be read."""
-    if path == "-":
-        return False
-    try:
-        first = next((chunk.lines[0] for chunk in read_lines(path) if chunk.lines), b"")
-    except BadInput:
-        return False
-    text = first[:LINE_MAX].decode("utf-8", "replace").lstrip("\ufeff").strip()
-    return text.startswith(("# HELP ", "# TYPE ", "# UNIT ")) or is_sample(text)
-
-
-def read_histograms(path: str) -> tuple[Histogram, ...]:
-    """All histograms of the page, in its order; BadInput where a line or one of them makes no sense."""
-    data = bytearray()
-    for chunk in read_lines(path):
-        data += b"\n".join(chunk.lines) + b"\n"
-        if len(data) > PAGE_MAX:
-            raise TooLarge(f"{path}: too long for a page of metrics")
-    page = parse_page(bytes(data), path, None)
-    if page.skipped:
-        lines = (line.strip() for line in data.decode("utf-8", "replace").lstrip("\ufeff").split("\n"))
-        bad = next((line for line in lines if line and not line.startswith("#") and not is_sample(line)), "")
-        raise BadInput(f"{path}: not a line of metrics: {bad[:_SHOWN]!r}")
-    histograms = []
-    for name in (name for name, kind in page.types.items() if kind == "histogram"):
-        found, buckets = page.histogram(name), page.of(f"{name}_bucket")
-        sums = [sample.value for sample in page.of(f"{name}_sum")]
-        if not buckets and not sums:
-            continue
-        # A page adds up the sums that are numbers: here each label set must have one, or the mean would be wrong.
-        sets = {frozenset(pair for pair in sample.labels.items() if pair[0] != "le") for sample in buckets}
-        if found is None or len(sums) != len(sets) or not all(map(math.isfinite, sums)):
-            wrong = "its buckets do not rise, do not end in +Inf or differ between its label sets, or a sum is not a number"
-            raise BadInput(f"{path}: the histogram {name[:_SHOWN]} makes no sense: {wrong}")
-        histograms.append(found)
-    return tuple(histograms)

@@ -1,4 +1,4 @@
-"""Tunes a planned command for traffic: search, doubt, margin and drift, put together."""
+"""Tunes a planned command for traffic: search, doubt and margin, put together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from plimsoll.tune.space import (
     Replan,
     Space,
     candidate_of,
-    is_taken,
     plan_all,
     value_text,
 )
@@ -99,11 +98,9 @@ def doubt(
     )
 
 
-# Traffic in a few numbers, so that the next tuning can say how it has changed since the last one.
+# Traffic in a few numbers.
 
 MINUTE_NS = 60 * 10**9
-CHANGED = 0.2  # A figure counts as changed if it grew or shrank by more
-CHANGED_SHARE = 0.1  # The same for shares, in points
 
 
 class Fingerprint(NamedTuple):
@@ -120,34 +117,6 @@ class Fingerprint(NamedTuple):
     output_p50: float
     output_p99: float
     shared: float  # Share of the prompts' beginnings that an earlier request also had
-
-
-NAMES: Mapping[str, str] = {
-    "rate": "requests a second",
-    "busiest_minute_rate": "requests a second in the busiest minute",
-    "prompt_mean": "tokens in a prompt, mean",
-    "prompt_p99": "tokens in the longest prompts (p99)",
-    "output_mean": "tokens in an answer, mean",
-    "output_p99": "tokens in the longest answers (p99)",
-    "shared": "share of prompt beginnings seen before",
-}
-"""What is compared, and how it is called."""
-
-
-class TrafficChange(NamedTuple):
-    """One figure, then and now."""
-
-    name: str
-    before: float
-    now: float
-
-    @property
-    def is_large(self) -> bool:
-        """True if the change is large enough to mention."""
-        if self.name == "shared":
-            return abs(self.now - self.before) > CHANGED_SHARE
-        low, high = sorted((self.before, self.now))
-        return high > low * (1 + CHANGED)
 
 
 def fingerprint(traffic: Traffic) -> Fingerprint:
@@ -173,11 +142,6 @@ def fingerprint(traffic: Traffic) -> Fingerprint:
         output_p99=at(trace.output, 99),
         shared=1 - len(np.unique(trace.prefix_ids)) / len(trace.prefix_ids) if trace.shares_content else 0.0,
     )
-
-
-def drift(before: Fingerprint, now: Fingerprint) -> tuple[TrafficChange, ...]:
-    """Every compared figure, then and now."""
-    return tuple(TrafficChange(name, getattr(before, name), getattr(now, name)) for name in NAMES)
 
 
 # The command with a chosen setting in it.
@@ -223,13 +187,6 @@ class Server(NamedTuple):
         return Job(settings, times.reaching(settings.max_num_batched_tokens))
 
 
-class Last(NamedTuple):
-    """The traffic of an earlier tuning, and the setting it chose."""
-
-    traffic: Fingerprint
-    chosen: Candidate
-
-
 class Tuning(NamedTuple):
     """The answer."""
 
@@ -246,8 +203,6 @@ class Tuning(NamedTuple):
     at_low_end: Score | None
     """The chosen setting, if the cache turns out as small as plan's band allows; None where that is not a cache."""
     requests: int  # Replayed over all runs, doubts and margins included
-    last: Last | None = None
-    last_now: Trial | None = None  # What was chosen last time, with today's traffic
 
     @property
     def result(self) -> SearchResult:
@@ -255,14 +210,9 @@ class Tuning(NamedTuple):
         assert self.found is not None, "asked only of an answer"
         return self.found
 
-    @property
-    def changes(self) -> tuple[TrafficChange, ...]:
-        """The traffic's figures then and now; empty where there is no earlier tuning."""
-        return drift(self.last.traffic, self.seen) if self.last is not None else ()
 
-
-def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last | None = None) -> Tuning:
-    """Finds the best setting of the space for this traffic, with its doubt, margin and drift."""
+def tune(traffic: Traffic, server: Server, space: Space, run: RunAll) -> Tuning:
+    """Finds the best setting of the space for this traffic, with its doubt and margin."""
     own = candidate_of(server.ledger)
     # vLLM sets the block size where kinds of layers share the pool, and a cache of a set size knows no utilisation.
     if len(server.ledger.kv_plan.groups) > 1:
@@ -270,12 +220,11 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last
     if server.ledger.settings.has_fixed_cache:
         space = space._replace(gpu_memory_utilization=(server.ledger.settings.utilization,))
     space = space.with_values_of(own)
-    wished = [last.chosen] if last is not None and is_taken(last.chosen) else []
-    options = plan_all(dict.fromkeys([own, *wished, *space.candidates]), server.ledger, server.replan)
+    options = plan_all(dict.fromkeys([own, *space.candidates]), server.ledger, server.replan)
     safe = sum(one.is_safe for one in options)
     doubted = min(CONTENDERS, max(FEWEST_CONTENDERS, safe // SETTINGS_A_CONTENDER)) if server.fitted is None else 0
     search = Search(traffic, options, space, server.job_of, run, reserved=1 + 2 * doubted)
-    found = search.find(own, wished)
+    found = search.find(own)
     doubts, low = None, None
     requests = search.requests
     if found is not None:
@@ -299,8 +248,6 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last
         doubt=doubts,
         at_low_end=low,
         requests=requests,
-        last=last,
-        last_now=search.tried.get(last.chosen) if last is not None else None,
     )
 
 

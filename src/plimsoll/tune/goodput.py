@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -149,22 +148,3 @@ def do(traffic: Traffic, job: Job) -> Result:
         return score(replay(traffic.trace, job.settings, job.step_time, traffic.speedup), traffic.slo)
     except BadInput as error:
         return Failed(str(error))
-
-
-def traffic_digest(traffic: Traffic) -> str:
-    """A digest that is equal for equal traffic, whatever its file is called."""
-    trace = traffic.trace
-    digest = hashlib.sha256(repr((traffic.speedup, traffic.slo, trace.prefix_block)).encode())
-    for column in (trace.arrival_ns, trace.prompt, trace.output, trace.priority, trace.prefix_ids, trace.prefix_start):
-        digest.update(np.ascontiguousarray(column).tobytes())
-        digest.update(b"|")
-    return digest.hexdigest()
-
-
-def job_digest(job: Job, traffic: str, version: str) -> str:
-    """Returns the key of a kept result: a digest of the job, its traffic and the simulator's version."""
-    times = job.step_time._replace(by_tokens=None)
-    digest = hashlib.sha256(repr((version, traffic, job.settings, times)).encode())
-    if job.step_time.by_tokens is not None:
-        digest.update(np.ascontiguousarray(job.step_time.by_tokens).tobytes())
-    return digest.hexdigest()[:32]

@@ -1,20 +1,18 @@
-"""Reads the inputs of `plimsoll tune` and `plimsoll sweep`: traffic, promises, the planned server, and the file of results."""
+"""Reads the inputs of `plimsoll tune` and `plimsoll sweep`: traffic, promises, prices, and the planned server."""
 
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import plimsoll
 from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import find_launch
 from plimsoll.models.files import read_json
 from plimsoll.plan.read import MemoryPlan, plan_launch, read_command
 from plimsoll.render import plan as report
-from plimsoll.simulate.compiled import HAS_NUMBA, sources_digest
+from plimsoll.simulate.compiled import HAS_NUMBA
 from plimsoll.simulate.inputs import (
     NO_ENCODER,
     WITHOUT_NUMBA,
@@ -27,14 +25,12 @@ from plimsoll.simulate.inputs import (
 )
 from plimsoll.simulate.options import TrafficOptions
 from plimsoll.simulate.settings import REPLAYED_ALL_THE_SAME
-from plimsoll.tune.answer import Fingerprint, Last, Server, flags_of, with_flags
+from plimsoll.tune.answer import Server, flags_of, with_flags
 from plimsoll.tune.capacity import Prices
 from plimsoll.tune.goodput import Slo, Traffic, parse_slo
-from plimsoll.tune.runners import KeptRuns
 from plimsoll.tune.space import Candidate, Space, candidate_of, parse_space
 
 PRICES_MAX_BYTES = 1 << 20
-LAST_MAX_BYTES = 64 << 20
 Given = TypeVar("Given", bound=TrafficOptions)
 
 
@@ -46,7 +42,6 @@ class TuneInputs(NamedTuple):
     space: Space
     planned: MemoryPlan
     options: TrafficOptions
-    last: Last | None
     notes: tuple[str, ...]
 
     def replanned(self, candidate: Candidate) -> MemoryPlan:
@@ -82,11 +77,10 @@ def with_model(options: Given, model: str | None) -> Given:
     return replace(options, verbatim=("vllm", "serve", model))
 
 
-def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None, last: str | None = None) -> TuneInputs:
+def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None) -> TuneInputs:
     """The inputs of a tuning; BadInput in one line where something is wrong."""
     options, axes = split_axes(with_model(given, model))
     space = parse_space(axes)
-    before = None if last is None else read_last(last)
     server_options = replace(options, rest=())
     ready = read_command(server_options)
     planned = ready.plan()
@@ -98,7 +92,7 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None, 
     plan = json.loads(report.as_json(planned))
     # A command that leaves no cache may be one flag away from a good one; only a fit replays it as it is.
     settings, notes = settings_of_plan(plan, is_replayed=options.fit is not None)
-    times = read_times(options, plan, settings, traffic.trace, planned)
+    times = read_times(options, plan, settings, planned)
     if (engines := data_parallel_engines(plan["settings"])) > 1:
         notes = (*notes, f"one of the {engines} data-parallel engines is replayed, with all of the traffic")
         notes = (*notes, lockstep_note(engines)) if ready.model.shape.moe is not None else notes
@@ -108,33 +102,7 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None, 
     server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running, times.is_poor)
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
-    return TuneInputs(traffic, server, space, planned, server_options, before, (*planned.notes, *notes))
-
-
-def read_last(path: str) -> Last:
-    """Returns the traffic and the chosen setting of an earlier `tune --json`."""
-    said = read_json(Path(path), LAST_MAX_BYTES)
-    traffic, chosen = said.get("traffic"), said.get("chosen")
-    if said.get("schema") != "plimsoll.tune/1" or not isinstance(traffic, dict):
-        raise BadInput(f"{path}: not a tuning; plimsoll tune --json writes one")
-    if not isinstance(chosen, dict):
-        raise BadInput(f"{path}: that tuning chose nothing; leave --last out")
-    try:
-        seen = Fingerprint(**{name: float(traffic[name]) for name in Fingerprint._fields})  # type: ignore[arg-type]
-        numbers = [float(chosen[name]) for name in Candidate._fields]
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path}: {error.args[0]!r} is missing or not a number") from None
-    return Last(seen, Candidate(int(numbers[0]), int(numbers[1]), int(numbers[2]), numbers[3]))
-
-
-def kept_in(path: str | None, stack: ExitStack) -> KeptRuns | None:
-    """The file of --into, open as long as the stack is."""
-    return None if path is None else stack.enter_context(KeptRuns(path))
-
-
-def simulator_version() -> str:
-    """The version for keys of results: results of another scheduler differ."""
-    return f"{plimsoll.__version__} {sources_digest()}"
+    return TuneInputs(traffic, server, space, planned, server_options, (*planned.notes, *notes))
 
 
 def read_prices(path: str) -> Prices:

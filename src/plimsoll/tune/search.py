@@ -145,12 +145,12 @@ class Search:
         runs = max(LEAST_RUNS, int(SHARE * len(self.safe)) - reserved)
         self.budget = max(least_requests, runs * traffic.trace.size)
 
-    def find(self, own: Candidate, others: Sequence[Candidate] = ()) -> SearchResult | None:
-        """The best setting; None if no candidate is safe, or none can run. `own` is the command's; `others` are tried too."""
+    def find(self, own: Candidate) -> SearchResult | None:
+        """The best setting; None if no candidate is safe, or none can run. `own` is the command's."""
         if len(self.safe) * self.traffic.trace.size <= self.budget:
             self.try_all(self.safe)
         else:
-            self.try_all([own, *others])
+            self.try_all([own])
             ranked = self._screened()
             reached = max((one.score.goodput for one in self.tried.values()), default=0.0)
             able = [one for one in ranked if self._ceiling(self.safe[one]) >= reached]

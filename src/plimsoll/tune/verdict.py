@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from plimsoll.simulate.summary import POOR_GUIDE, ROUGH_GUIDE
-from plimsoll.tune.answer import NAMES, Tuning, curve, runner_up
+from plimsoll.tune.answer import Tuning, curve, runner_up
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import TIE, Trial
 from plimsoll.tune.space import FLAGS, is_taken, value_text
@@ -276,23 +276,6 @@ def measurement(tuning: Tuning) -> str:
         low, high = (f"{abs(clock.factor - 1):.0%}" for clock in tuning.doubt.clocks[1:])
         return f"With steps {low} faster or {high} slower it stays as good as any. To be sure, {how}."
     return f"What would settle it: how long a step of up to {format_count(tokens)} tokens takes on this card; {how}."
-
-
-def drift_sentences(tuning: Tuning) -> list[str]:
-    """Returns sentences on changes since the last tuning, and on whether its choice still holds."""
-    if tuning.last is None:
-        return []
-    large = [change for change in tuning.changes if change.is_large]
-    said = [f"{NAMES[one.name]}: {one.before:.4g} then, {one.now:.4g} now" for one in large]
-    if not large:
-        said = ["The traffic is as it was at the last tuning."]
-    if tuning.last_now is None:
-        return [*said, "What was chosen then is not safe, or was not run."]
-    if tuning.found is not None:
-        share = tuning.last_now.score.goodput / tuning.found.best.score.goodput - 1 if tuning.found.best.score.goodput else 0.0
-        holds = "still holds" if share >= -WORTH_A_WORD else f"now loses {-share:.1%}"
-        said.append(f"What was chosen then {holds}.")
-    return said
 
 
 def _changed(tuning: Tuning) -> list[str]:

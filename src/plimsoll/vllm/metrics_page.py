@@ -170,11 +170,6 @@ def parse_page(data: bytes, source: str, at_s: float | None) -> Page:
     return Page(source, at_s, {name: tuple(found) for name, found in by_name.items()}, types, skipped)
 
 
-def is_sample(line: str) -> bool:
-    """True if a page of metrics may hold this line as one of its values."""
-    return _sample(line, 1, {}) is not None
-
-
 def page_address(url: str) -> Address:
     """Returns the address of a server's page: /metrics unless the user named a path."""
     where = address(url)
