@@ -130,4 +130,4 @@ def test_a_poor_fit_is_off_in_what_is_not_chance() -> None:
         ((0.034, 0.028, 0.027), False), ((0.29, 0.023, 0.015), False), ((0.19, None, None), False), (none, False),
         ((0.11, 0.764, 0.2), True), ((0.05, 0.1, 0.25), True), ((0.9, 0.05, 0.05), True),
     ):  # fmt: skip
-        assert FitError(500, *of_single, *none).is_poor == is_poor, of_single
+        assert FitError._make((500, *of_single, *none)).is_poor == is_poor, of_single
