@@ -111,24 +111,6 @@ def test_a_gate_may_listen_on_a_socket_and_what_is_found_may_have_a_key_of_its_o
     assert (found.discover.api_key, found.discover.canary_s) == ("k", 30.0)
 
 
-def test_an_engine_is_found_in_prometheus_by_its_instance() -> None:
-    """The label is host and port unless a template says otherwise, for all or for one; further labels narrow it."""
-    text = (
-        "[prometheus]\nurl = 'http://p:9090'\nlabels = {job = 'vllm'}\n"
-        "[[engine]]\nurl = 'http://10.0.0.1:8000'\nname = 'a'\n"
-        "[[engine]]\nurl = 'https://[::1]/base'\nname = 'b'\n"
-        "[[engine]]\nurl = 'http://10.0.0.2:8000'\nname = 'c'\ninstance = '{name}.models:{port}'\n"
-    )
-    found = config_in(text, "p.toml")
-    assert found.prometheus is not None
-    assert [found.prometheus.match(one) for one in found.engines] == [
-        {"job": "vllm", "instance": "10.0.0.1:8000"},
-        {"job": "vllm", "instance": "[::1]:443"},
-        {"job": "vllm", "instance": "c.models:8000"},
-    ]
-    assert config_in("[[engine]]\nurl = 'http://x:1'", "p.toml").prometheus is None
-
-
 def test_a_secret_that_everybody_can_read_is_said_once(tmp_path: Path) -> None:
     """One line for each file, however often it is named; a file of its owner alone is none."""
     for name, mode in (("open", 0o644), ("shut", 0o640)):

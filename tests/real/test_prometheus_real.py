@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a page and remembers days: doctor judges them, a guard that has just begun knows them."""
+"""A real Prometheus that scrapes a page and remembers days: doctor judges them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from plimsoll.doctor.rules.trends import judge_trends
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Code
 from tests.fakes import eventually
-from tests.guard.daemon.guards import guarding
-from tests.net.page_server import Handler, Server, serving
+from tests.net.page_server import Server, serving
 from tests.real.watching import remembering
 
 PAGE = (Path(__file__).parents[1] / "captures" / "vllm-0.32.0-cpu" / "metrics.txt").read_bytes()
@@ -103,93 +102,3 @@ def test_a_day_of_history_is_judged(prometheus: tuple[str, Server]) -> None:
     assert fetch_range(prometheus[0], start_s=START_S, end_s=END_S, match={"gpu": "1"})
     with pytest.raises(BadInput, match="no metric of vLLM"):
         fetch_range(prometheus[0], start_s=START_S, end_s=END_S, match={"namespace": 'no"such'})
-
-
-# Ten hours, known to a guard that has just begun
-
-NOW_S = int(time.time())
-BEGAN_S = NOW_S - 10 * HOUR_S
-
-
-def held(at: float, *, is_level: bool) -> float:
-    """What a worker holds: some noise, and 120 MiB more every hour where it leaks."""
-    return 40 * GIB + (int(at) % 7) * MIB + (0 if is_level else 120 * MIB * (at - BEGAN_S) / HOUR_S)
-
-
-def engine_page(one: Handler, *, is_level: bool) -> None:
-    """A page of metrics with a probe's words on it, of a process that has run all the time; /health, and nothing else."""
-    figure = held(time.time(), is_level=is_level)
-    bare = {"process_start_time_seconds": BEGAN_S - HOUR_S, "process_resident_memory_bytes": 7e8}
-    requests = {"vllm:num_requests_running": 8, "vllm:num_requests_waiting": 0}
-    probe = {
-        "figures_age_seconds": 1, "torch_allocated_bytes": figure - GIB, "torch_unreleasable_bytes": GIB,
-        "torch_reserved_bytes": figure, "torch_releasable_bytes": 0, "device_free_bytes": 3 * GIB,
-        "device_total_bytes": 80 * GIB, "worker_resident_bytes": 3 * GIB,
-    }  # fmt: skip
-    lines = [f"# TYPE {name} gauge" for name in (*bare, *requests)]
-    lines += [f"{name} {value}" for name, value in bare.items()]
-    lines += [f'{name}{{engine="0",model_name="m"}} {value}' for name, value in requests.items()]
-    lines += [f'plimsoll_{name}{{engine="0",worker="0"}} {value:.0f}' for name, value in probe.items()]
-    known = {"/metrics": "\n".join([*lines, ""]).encode(), "/health": b""}
-    one.answer(known.get(one.path, b""), 200 if one.path in known else 404)
-
-
-def ten_hours(names: dict[str, bool]) -> str:
-    """A point a minute of the engines that are called so there: whether they stay level."""
-    families: dict[str, tuple[str, list[Sample]]] = {}
-    for instance, is_level in names.items():
-        bare = f'instance="{instance}",job="vllm"'
-        own = f'engine="0",worker="0",{bare}'
-        for at in range(BEGAN_S, NOW_S, 60):
-            for name, labels, value in (
-                ("plimsoll_torch_allocated_bytes", own, held(at, is_level=is_level) - GIB),
-                ("plimsoll_torch_unreleasable_bytes", own, GIB), ("plimsoll_worker_resident_bytes", own, 3 * GIB),
-                ("process_start_time_seconds", bare, BEGAN_S - HOUR_S),
-            ):  # fmt: skip
-                families.setdefault(name, ("gauge", []))[1].append((labels, value, at))
-    return history(families)
-
-
-def configured(folder: Path, prometheus: str, *engines: tuple[str, Server, str]) -> str:
-    """The file of a guard that watches these engines and asks this Prometheus."""
-    text = f"[api]\nlisten = '127.0.0.1:0'\n[prometheus]\nurl = '{prometheus}'\nlabels = {{job = 'vllm'}}\n"
-    rows = (f"[[engine]]\nurl = 'http://{server.host}'\nname = '{name}'\n{more}" for name, server, more in engines)
-    (folder / "plimsoll.toml").write_text(text + "".join(rows), encoding="utf-8")
-    return str(folder / "plimsoll.toml")
-
-
-@pytest.mark.timeout(180)
-def test_growth_is_found_across_guards_own_restart(tmp_path: Path) -> None:
-    """Who grew for ten hours is told of within the first looks, who stayed level is not, and of an unknown one it is said."""
-    with (
-        serving(lambda one: engine_page(one, is_level=False)) as grows,
-        serving(lambda one: engine_page(one, is_level=True)) as stays,
-        serving(lambda one: engine_page(one, is_level=True)) as other,
-        remembering(tmp_path, ten_hours({grows.host: False, "called-otherwise": True})) as url,
-    ):
-        rows = (("grows", grows, ""), ("stays", stays, "instance = 'called-otherwise'\n"), ("other", other, ""))
-        with guarding(tmp_path, "--config", configured(tmp_path, url, *rows)) as guard:
-            line = guard.hears("gpu.growth", 40.0)
-            assert "grows: " in line
-            assert "an hour" in line
-            assert "no series of an engine with these labels" in guard.complains("growth of other")
-            found = {row["engine"]: row["status"] for row in guard.json("/conditions?kind=growth")["conditions"]}
-            forecast = guard.json("/engines/grows")["engine"]["forecasts"]["device"]
-            assert guard.stop() == 0
-    assert found == {"grows": "true", "stays": "false", "other": "unknown"}, "ten hours of the same are known at once, too"
-    assert forecast["unknown"] is None
-    assert 15 * HOUR_S < forecast["likely_s"] < 40 * HOUR_S, "3 GiB at 120 MiB an hour"
-    assert len([one for one in guard.said if "gpu.growth" in one]) == 1
-
-
-@pytest.mark.timeout(120)
-def test_a_prometheus_that_is_not_there_costs_nothing_but_a_line(tmp_path: Path) -> None:
-    """The engine is watched at once, and the trouble is said once."""
-    with (
-        serving(lambda one: engine_page(one, is_level=True)) as stays,
-        guarding(tmp_path, "--config", configured(tmp_path, "http://127.0.0.1:9", ("stays", stays, ""))) as guard,
-    ):
-        guard.hears("stays: answers", 10.0)
-        assert "growth of stays is judged from guard's own looks alone" in guard.complains("prometheus http://127.0.0.1:9")
-        assert guard.stop() == 0
-        assert len(guard.complained) == 1

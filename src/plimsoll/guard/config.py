@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
-from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
@@ -22,7 +21,7 @@ from plimsoll.guard.adapters.locks import EtcdLockConfig, LeaseLockConfig
 from plimsoll.guard.adapters.own_process import OwnProcessConfig
 from plimsoll.guard.adapters.webhook import NotifyConfig
 from plimsoll.guard.config_reader import MOST_BYTES, ConfigReader, KeyLines
-from plimsoll.guard.engine_config import EngineConfig, instance_template
+from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.net.address import address
 
 JOURNAL, EVIDENCE, LOCK, LOG, STATE = "guard.journal", "evidence", "fleet.lock", "engine.log", "engine.state"
@@ -33,28 +32,6 @@ class LockConfig(Protocol):
     """A table of LOCKS."""
 
     def build(self) -> Lock: ...  # the lock; BadInput where it cannot be
-
-
-@dataclass(frozen=True, slots=True)
-class PrometheusConfig(key.ConfigTable):
-    """[prometheus]: the server that has an engine's earlier history, and the labels of an engine there."""
-
-    url: str = key.url("asked once for each engine for what was before guard began; needed", example='"http://HOST:PORT"')
-    labels: Mapping[str, str] = key.other("labels", "that its series must have", {})
-    instance: str = key.word(
-        "{host}:{port}", "the label of that name; {host}, {port}, {name} are the engine's", convert=instance_template
-    )
-
-    def match(self, engine: EngineConfig) -> dict[str, str]:
-        parts = urlsplit(address(engine.url).url)
-        host = parts.hostname or ""
-        blanks = {
-            "host": f"[{host}]" if ":" in host else host,
-            "port": str(parts.port or (443 if parts.scheme == "https" else 80)),
-            "name": engine.name,
-        }
-        template = self.instance if engine.instance is None else engine.instance
-        return {**self.labels, "instance": re.sub(r"\{(\w+)\}", lambda blank: blanks.get(blank[1], blank[0]), template)}
 
 
 class Listen(NamedTuple):
@@ -157,7 +134,6 @@ class GuardConfig(key.ConfigTable):
 
     engines: tuple[EngineConfig, ...] = key.table("", EngineConfig, default=(), is_list=True, key="engine")
     discover: DiscoverConfig = key.table("", DiscoverConfig, default=DiscoverConfig())
-    prometheus: PrometheusConfig | None = key.table("", PrometheusConfig)
     policy: Mapping[str, Any] = key.table("", default={})
     notify: NotifyConfig = key.table("", NotifyConfig, default=NotifyConfig())
     api: ApiConfig = key.table("", ApiConfig, default=ApiConfig())
@@ -223,8 +199,6 @@ def config_in(text: str, name: str) -> GuardConfig:
                 raise reader.wrong(("engine", number, key_name), message)
         if isinstance(engine.restart, CommandRestarterConfig) and engine.restart.stop == engine.restart.start:
             raise reader.wrong(("engine", number, "restart"), "stop and start are the same command")
-        if engine.instance is not None and config.prometheus is None:
-            raise reader.wrong(("engine", number, "instance"), "instance is a label of [prometheus], and there is none")
         places[engine.name] = number
     return replace(config, name=name, lines=reader.lines, warnings=tuple(reader.warnings))
 

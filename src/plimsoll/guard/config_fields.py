@@ -88,7 +88,7 @@ def _field(kind: str, text: str, default: Any = None, *, key: str = "", **more: 
     return dataclasses.field(default=dataclasses.MISSING if about.example else default, **shape)
 
 
-# A kind that the reader knows by name: "gate", "labels", "plan", "socket", "timezone", "urls", "files".
+# A kind that the reader knows by name: "gate", "plan", "socket", "timezone", "urls", "files".
 other = _field
 path = functools.partial(_field, "path")  # a file or folder, relative to the configuration's own folder
 url = functools.partial(_field, "url")  # an address: http://HOST:PORT

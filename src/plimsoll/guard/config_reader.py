@@ -173,8 +173,6 @@ class ConfigReader:
                 if not isinstance(values, list):
                     raise ValueError(f"{name} is a text or a list of texts")
                 return tuple(dict.fromkeys(self._one(key, _text(name, each)) for each in values))
-            case "labels":
-                return self._labels(place, value)
             case _:
                 return self._one(key, _text(name, value))
 
@@ -223,18 +221,6 @@ class ConfigReader:
         if key.kind == "socket" and len(path.encode("utf-8", "replace")) > LONGEST_SOCKET:
             raise ValueError(f"the path of a socket has {LONGEST_SOCKET} letters at most")
         return path
-
-    def _labels(self, place: KeyPath, value: Any) -> dict[str, str]:
-        if not isinstance(value, dict):
-            raise ValueError(f"[{place[0]}] is a table")
-        for name, text in value.items():
-            if not name.isascii() or not name.isidentifier():
-                raise self.wrong((*place, name), f"{name[:40]!r} is not the name of a label")
-            try:
-                _text(name, text)
-            except ValueError as error:
-                raise self.wrong((*place, name), str(error)) from None
-        return value
 
 
 def _shown(place: KeyPath) -> str:

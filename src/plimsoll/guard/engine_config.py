@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import MISSING, dataclass, replace
 from typing import Self, get_args
@@ -22,13 +21,6 @@ BalancerConfig = HaproxyConfig | CommandBalancerConfig | WebhookBalancerConfig |
 RestarterConfig = SystemdConfig | CommandRestarterConfig | DockerConfig | PodConfig
 
 
-def instance_template(text: str) -> str:
-    """Returns the text; ValueError if its braces hold anything but host, port and name."""
-    if unknown := [blank for blank in re.findall(r"\{(\w+)\}", text) if blank not in ("host", "port", "name")]:
-        raise ValueError(f"{{{unknown[0][:40]}}} stands for nothing; there is: {{host}}, {{port}}, {{name}}")
-    return text
-
-
 @dataclass(frozen=True, slots=True)
 class EngineConfig(key.ConfigTable):
     """[[engine]]: one engine that guard watches, and the actions that guard may take on it."""
@@ -42,7 +34,6 @@ class EngineConfig(key.ConfigTable):
     )
     gate_url: str | None = key.other("gate", "where the gate has a port of its own; or a socket: unix:/PATH", key="gate")
     api_key: str | None = key.secret("vLLM's own --api-key, for canary requests and for warming up", shortest=1)
-    instance: str | None = key.word(None, "what Prometheus calls it; default: that of [prometheus]", convert=instance_template)
     group: str = key.word(
         "", "engines of one group carry each other's load; those without one are a group, too", convert=str.strip
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -202,41 +201,6 @@ def test_what_is_known_of_its_process_is_there_when_it_is_judged() -> None:
     said: list[Event] = []
     asyncio.run(run())
     assert [told.message for told in said if told.what is EventKind.BEGINS] == ["its pod has failed"]
-
-
-def test_the_past_is_asked_for_once() -> None:
-    """With the first look that is answered; what it brings is kept, and a failure is no end."""
-    asked: list[str] = []
-    points = [(-100_000.0 + 120.0 * n, {"host_resident": 1e9 + n}) for n in range(700)]
-
-    async def recall(target: EngineConfig, found: Look) -> list[tuple[float, dict[str, float]]]:
-        asked.append(target.name)
-        assert found.reach is Reach.ANSWERS
-        if target.name == "bad":
-            raise RuntimeError
-        return points
-
-    async def later(now_s: float, unix_s: float) -> Look:
-        return await (well if now_s > begin + 0.15 else refused)(now_s, unix_s)
-
-    async def refused(now_s: float, unix_s: float) -> Look:
-        return Look(now_s, unix_s, Reach.REFUSED)
-
-    async def run() -> Fleet:
-        fleet = Fleet(POLICY, ObserverPorts(lambda _: Scripted(later), lambda _: None, recall=recall))
-        fleet.watch([EngineConfig("good", "http://x:1"), EngineConfig("bad", "http://y:1")])
-        await asyncio.sleep(0.5)
-        await fleet.close()
-        return fleet
-
-    begin = time.monotonic()
-    fleet = asyncio.run(run())
-    assert sorted(asked) == ["bad", "good"]
-    assert fleet.mistakes == {"recall RuntimeError": 1}
-    kept = {name: len(fleet._engines[name].judge.history.long("host_resident").times) for name in ("good", "bad")}
-    assert kept["good"] >= 700
-    assert kept["bad"] < 5
-    assert all(view.looks > 3 for view in fleet.views())
 
 
 def test_a_start_is_held_against_its_plan() -> None:

@@ -137,17 +137,6 @@ def test_several_servers_behind_one_address_are_noticed() -> None:
     assert not seen(*turns).lives.is_shared(700.0), "a rollout that is over"
 
 
-def test_what_another_saw_is_recalled_once_and_in_order() -> None:
-    """Points of before guard looked are coarse history; later they are not taken."""
-    history = seen(look(100.0))
-    history.recall(
-        [(-240.0, {"held": 2e9}), (-480.0, {"held": 1e9, "odd": 1.0}), (200.0, {"held": 9e9}), (-360.0, {"held": -1.0})]
-    )
-    assert (list(history.long("held").times), list(history.long("held").values)) == ([-480.0, -240.0], [1e9, 2e9])
-    history.recall([(-100.0, {"held": 5e9})])
-    assert len(history.long("held").times) == 2
-
-
 def test_a_name_at_every_look_does_not_fill_the_memory() -> None:
     """Workers and cores with other names at every look are not kept for ever."""
     history = History()

@@ -1,4 +1,4 @@
-"""An engine's figures: from the bytes of its metrics page in one pass, and from its series in Prometheus.
+"""An engine's figures, read from the bytes of its metrics page in one pass.
 
 A page has thousands of lines, and guard needs about forty. So lines are filtered by their first bytes, and only candidates
 are parsed; a line in another form than vLLM's goes to the general parser of `vllm.metrics_page`.
@@ -14,24 +14,15 @@ that is NaN, infinite or negative is left out: it is unknown.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 import math
 import re
-import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.read.prometheus import TimeRange, ask_range
-from plimsoll.doctor.rules.trend_growth import MetricSeries
-from plimsoll.errors import BadInput, PlimsollError, TooLarge, WorldFailed
-from plimsoll.guard.config import PrometheusConfig
-from plimsoll.guard.daemon.observer import Points
-from plimsoll.guard.engine_config import EngineConfig
-from plimsoll.guard.judge.look import CoreFigures, Look, WorkerMemory
-from plimsoll.net.address import address
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.guard.judge.look import CoreFigures, WorkerMemory
 from plimsoll.vllm import metrics
 from plimsoll.vllm.metrics_page import LINE_MAX, parse_page
 from plimsoll.vllm.versions import Engine
@@ -315,180 +306,3 @@ def _workers(samples: Samples) -> tuple[WorkerMemory, ...]:
         age = ages.get(key, math.inf)
         found.append(WorkerMemory("/".join(key), age if age >= 0.0 else math.inf, **parts[key]))
     return tuple(found)
-
-
-DAY_S = 86_400.0
-STEP_S = 120.0
-TIMEOUT_S = 10.0
-_ALLOCATED, _UNRELEASABLE = "plimsoll_torch_allocated_bytes", "plimsoll_torch_unreleasable_bytes"
-_WORKER_HOST = "plimsoll_worker_resident_bytes"
-_RUNNING, _TOKENS = metrics.figure("running").names, metrics.figure("generation_tokens").names
-_NAMES = (STARTED, RESIDENT, _ALLOCATED, _UNRELEASABLE, _WORKER_HOST, *_RUNNING, *_TOKENS)
-_WHOSE = ("engine", "worker", "rank", "model_name")  # labels by which one engine's page tells its own parts apart
-_SAME_START_S = 1.0
-
-
-class RecordedPast(NamedTuple):
-    """Recorded points, oldest first, in wall-clock time; with "held", "host_resident" and "running" if known."""
-
-    points: Points
-    tokens: float | None = None  # tokens ever made, at the last point: fewer now means another process
-
-
-def read_past(
-    url: str, match: Mapping[str, str], started_unix_s: float | None, *, clock: Callable[[], float] = time.time
-) -> RecordedPast:
-    """Queries the last day of one engine, since its last start; raises if Prometheus fails."""
-    end_s = clock() // STEP_S * STEP_S  # the same moments at every query
-    names = tuple(dict.fromkeys(_NAMES))
-    found = ask_range(url, names, TimeRange(end_s - DAY_S, end_s, STEP_S), match, timeout_s=TIMEOUT_S)
-    return past_from_series(found, started_unix_s)
-
-
-def past_from_series(found: Iterable[MetricSeries], started_unix_s: float | None) -> RecordedPast:
-    """Returns the same from series. Without the start of the process nothing is used: it may be another process's."""
-    by_name: dict[str, dict[float, dict[tuple[str, ...], float]]] = {}
-    for one in found:
-        whose = tuple(one.labels.get(label, "") for label in _WHOSE)
-        rows = by_name.setdefault(one.name, {})
-        for at, value in zip(one.times, one.values, strict=True):
-            if not (math.isfinite(value) and value >= 0):
-                continue
-            if whose in rows.setdefault(at, {}):
-                raise BadInput("several series match one engine's labels; tell them apart with labels")
-            rows[at][whose] = value
-    tokens = {at: sum(row.values()) for name in _TOKENS for at, row in by_name.get(name, {}).items()}
-    moments = _since_start(by_name.get(STARTED, {}), tokens, started_unix_s)
-    allocated, rest = (_sums(by_name.get(name, {}), moments) for name in (_ALLOCATED, _UNRELEASABLE))
-    columns = {
-        "held": {at: allocated[at] + rest[at] for at in allocated.keys() & rest.keys()},
-        "host_resident": _sums(by_name.get(_WORKER_HOST) or by_name.get(RESIDENT, {}), moments),
-        "running": {at: sum(row.values()) for name in _RUNNING for at, row in by_name.get(name, {}).items()},
-    }
-    points = [(at, {name: column[at] for name, column in columns.items() if at in column}) for at in moments]
-    last = max(tokens.keys() & set(moments), default=None)
-    return RecordedPast(tuple(point for point in points if point[1]), None if last is None else tokens[last])
-
-
-def _since_start(
-    starts: Mapping[float, Mapping[tuple[str, ...], float]], tokens: Mapping[float, float], started_unix_s: float | None
-) -> list[float]:
-    """Returns the moments at which this process certainly ran."""
-    if started_unix_s is not None:
-        is_it = {at: all(abs(one - started_unix_s) <= _SAME_START_S for one in row.values()) for at, row in starts.items()}
-        others = [at for at, is_same in is_it.items() if not is_same]
-        return [at for at in sorted(is_it) if is_it[at] and at > max(others, default=-math.inf) and at >= started_unix_s]
-    moments = sorted(tokens)  # without a start in its metrics (several API servers), a falling total shows it
-    fell = [later for sooner, later in itertools.pairwise(moments) if tokens[later] < tokens[sooner]]
-    return [at for at in moments if at >= max(fell, default=-math.inf)]
-
-
-def _sums(rows: Mapping[float, Mapping[tuple[str, ...], float]], moments: Sequence[float]) -> dict[float, float]:
-    """Sums only those moments that have every worker of the last one: a partial sum is no figure of the engine."""
-    known = [at for at in moments if at in rows]
-    whole = rows[known[-1]].keys() if known else ()
-    return {at: sum(rows[at].values()) for at in known if rows[at].keys() == whole}
-
-
-AT_ONCE = 4
-WAIT_S = 30.0  # for a thread and the answer: an engine's first judgement waits for it
-REST_S = 60.0
-NEW_S = 600.0  # an engine this young need not be recorded yet
-# How far Prometheus's last figure may differ from the engine's own now; beyond that it belongs to another engine.
-APART, APART_BYTES = 0.25, float(512 << 20)
-
-
-class PrometheusHistory:
-    """Asks a Prometheus server, once for each engine, for its past: growth is judged across guard's own restart.
-
-    It is asked with the first answered look: only then it is known which process runs, and since when.
-    """
-
-    def __init__(self, config: PrometheusConfig, ask: Callable[..., RecordedPast] = read_past) -> None:
-        self._config, self._ask = config, ask
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prometheus")
-        self.label = f"prometheus {address(config.url).shown}"
-        self._failed: dict[str, str] = {}  # by engine: why it has no past
-        self._rests_until_s, self._why = -math.inf, ""
-
-    @property
-    def trouble(self) -> str:
-        """The reason why some engines have no past; empty if all have one."""
-        if not self._failed:
-            return ""
-        name, why = next(iter(self._failed.items()))
-        more = f", and of {len(self._failed) - 1} more" if len(self._failed) > 1 else ""
-        return f"{why}; growth of {name}{more} is judged from guard's own looks alone"
-
-    async def fill(self, target: EngineConfig, look: Look) -> Points:
-        """Returns the points that are certainly this engine's, queried in a thread with a deadline."""
-        now = growing_memory(look)
-        if not now:
-            return []  # it shows no figure that could grow
-        ask = functools.partial(self._asked, self._config.match(target), look.started_unix_s)
-        try:
-            async with asyncio.timeout(WAIT_S):
-                found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
-        except PlimsollError as error:
-            self._failed[target.name] = str(error)
-            return []
-        except TimeoutError:
-            self._failed[target.name] = f"it did not answer within {WAIT_S:g} s"
-            return []
-        points, why = matching_past(found, look, now)
-        if why:
-            self._failed[target.name] = why
-        return points
-
-    def keep(self, names: Container[str]) -> None:
-        self._failed = {name: why for name, why in self._failed.items() if name in names}
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _asked(self, match: Mapping[str, str], started_unix_s: float | None) -> RecordedPast:
-        """Queries the server, in a thread; one that has just failed is not asked for each of hundreds of engines."""
-        if time.monotonic() < self._rests_until_s:
-            raise WorldFailed(self._why)
-        try:
-            return self._ask(self._config.url, match, started_unix_s)
-        except WorldFailed as error:
-            self._rests_until_s, self._why = time.monotonic() + REST_S, str(error)
-            raise
-
-
-def growing_memory(look: Look) -> dict[str, float]:
-    """Returns the memory figures of a look that can grow: of all workers, else of the process alone."""
-    found: dict[str, list[float | None]] = {
-        "held": [
-            None if one.allocated is None or one.unreleasable is None else one.allocated + one.unreleasable
-            for one in look.workers
-        ],
-        "host_resident": [one.host_resident for one in look.workers] or [look.figures.get("host_resident")],
-    }
-    known = {name: [one for one in row if one is not None] for name, row in found.items()}
-    return {name: sum(row) for name, row in known.items() if row and len(row) == len(found[name])}
-
-
-def matching_past(found: RecordedPast, look: Look, now: Mapping[str, float]) -> tuple[Points, str]:
-    """Returns the points that match the engine's figures now, on guard's clock; and why some do not, if that is odd."""
-    if not found.points:
-        is_new = look.started_unix_s is not None and look.unix_s - look.started_unix_s < NEW_S
-        return [], "" if is_new else "no series of an engine with these labels since its last start"
-    made = look.figures.get("generation_tokens")
-    if found.tokens is not None and made is not None and made < found.tokens:
-        return [], ""  # another process than the recorded one: it has no past
-    last = {name: value for _, row in found.points for name, value in row.items()}
-    names = {name for name, value in now.items() if name in last and abs(value - last[name]) <= max(APART * value, APART_BYTES)}
-    # For an engine on this machine guard sums all processes' memory; its metrics cover one of them.
-    expected = set() if look.workers else {"host_resident"}
-    odd = sorted(now.keys() & last.keys() - names - expected)
-    why = f"its {' and '.join(odd)} differs from the engine's own figure" if odd else ""
-    if not names:
-        return [], why
-    shift_s = look.at_s - look.unix_s
-    points = [
-        (at + shift_s, {name: value for name, value in row.items() if name in names or name == "running"})
-        for at, row in found.points
-    ]
-    return [(at, row) for at, row in points if row and at < look.at_s], why

@@ -13,7 +13,7 @@ import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from plimsoll.doctor.rules.trend_growth import Forecast, duration
@@ -206,7 +206,6 @@ MOST_AT_ONCE = 64  # looks; as many again for engines that were slow at the last
 SLOW_S = 1.0
 CHANGES_KEPT = 1_000
 LONGEST_LOOK_S = 20.0
-LONGEST_RECALL_S = 40.0
 SUPERVISOR_S = 4.0  # time that engines are lost before guard suspects that it is cut off itself
 LONGEST_QUESTION_S = 30.0  # a restarter that has not answered by then will not answer
 SAME_MOMENT_S = 30.0  # engines lost within this time have one common cause, which may be guard's own
@@ -217,9 +216,6 @@ class Watcher(Protocol):
 
     async def look(self, now_s: float, unix_s: float) -> Look: ...  # takes one look
     async def close(self) -> None: ...  # closes its connections
-
-
-Points = Sequence[tuple[float, Mapping[str, float]]]  # by guard's own clock
 
 
 class DiscoveredFacts(NamedTuple):
@@ -255,7 +251,6 @@ class ObserverPorts(NamedTuple):
     wall: Callable[[], float] = time.time
     dice: Callable[[], float] = random.random
     facts: Callable[[str], DiscoveredFacts] = lambda _: DiscoveredFacts()
-    recall: Callable[[EngineConfig, Look], Awaitable[Points]] | None = None
 
 
 class WatchedEngine:
@@ -482,10 +477,7 @@ class Fleet:
                 engine.is_wanted.clear()
                 asked = len(engine.waiters)  # a caller that comes from now on wants a later look
                 look = await self._look(engine)
-            past = await self._past(engine, look)
             look = self._take(engine, look)
-            if past:
-                engine.judge.history.recall(past)
             waiters, engine.waiters = engine.waiters[:asked], engine.waiters[asked:]
             _answer(waiters, look)  # not before: leaving the fleet answers all waiting callers
             if self._most_looks is not None and engine.looks >= self._most_looks:
@@ -508,17 +500,6 @@ class Fleet:
         engine.look_s = self._ports.clock() - now_s
         self.last_look_s = self._ports.clock()
         return look
-
-    async def _past(self, engine: WatchedEngine, look: Look) -> Points:
-        """Returns the engine's past before guard's first look. That look waits for it: no restart may come between."""
-        if self._ports.recall is None or look.reach is not Reach.ANSWERS or engine.reporter.has_answered:
-            return ()
-        try:
-            async with asyncio.timeout(LONGEST_RECALL_S):
-                return await self._ports.recall(engine.target, look)
-        except Exception as problem:  # the past is useful, and not worth a crash
-            self.mistakes[f"recall {type(problem).__name__}"] += 1
-            return ()
 
     def _take(self, engine: WatchedEngine, look: Look) -> Look:
         """Adds the facts of other sources to the look, judges it and returns it."""

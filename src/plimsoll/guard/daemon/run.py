@@ -36,7 +36,7 @@ from plimsoll.guard.api.token import remove_token, token_path, write_token
 from plimsoll.guard.config import GuardConfig, files_of
 from plimsoll.guard.daemon.acting import ActionRunner, set_up_acting
 from plimsoll.guard.daemon.conductor import Announcement
-from plimsoll.guard.daemon.engine_figures import LabelSets, PrometheusHistory
+from plimsoll.guard.daemon.engine_figures import LabelSets
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
 from plimsoll.guard.daemon.host import SameHost
 from plimsoll.guard.daemon.knob_advice import KnobAdvisor
@@ -352,9 +352,7 @@ class Daemon:
         self._labels = LabelSets()
         self._troubles = TroubleLog(warn, clocks.clock)
         self._lists = EngineLists(options.config, self._troubles.note)
-        self._history = None if options.config.prometheus is None else PrometheusHistory(options.config.prometheus)
-        recall = None if self._history is None else self._history.fill
-        ports = ObserverPorts(self._watcher, self._tell, *clocks[:3], facts=self._facts, recall=recall)
+        ports = ObserverPorts(self._watcher, self._tell, *clocks[:3], facts=self._facts)
         self._fleet = Fleet(options.policy, ports, looks=options.looks)
         self._acting = self._make_acting()
         self._notifier = options.config.notify.build()
@@ -449,8 +447,6 @@ class Daemon:
             if runs_on:
                 warn(runs_on)
         await self._fleet.close()
-        if self._history is not None:
-            self._history.close()
         if self._notifier is not None:
             await self._notifier.flush(LAST_WORDS_S)
         if self._server is not None:
@@ -570,9 +566,6 @@ class Daemon:
             for name in self._slow | slow.keys():
                 self._troubles.note(f"start of {name}", slow.get(name, ""))
             self._slow = frozenset(slow)
-            if self._history is not None:
-                self._history.keep(self._fleet.names())
-                self._troubles.note(self._history.label, self._history.trouble)
 
     def _track_attention(self) -> None:
         """Tracks which engines need attention; the conductor announces new ones, this the ones an earlier guard left."""

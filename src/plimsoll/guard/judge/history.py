@@ -148,14 +148,6 @@ class FigureTable:
             for column in self._columns.values():
                 del column[:extra]
 
-    def put_before(self, rows: Sequence[tuple[float, Mapping[str, float]]]) -> None:
-        """Puts rows that are older than all others before them, in their order; as many of the newest as there is room for."""
-        rows = rows[max(0, len(rows) + len(self.times) - self._size) :]
-        self.times[:0] = array("d", [at_s for at_s, _ in rows])
-        for name, column in self._columns.items():
-            column[:0] = array("d", [values.get(name, math.nan) for _, values in rows])
-        self._stretches.clear()
-
     def forget(self, names: Iterable[str]) -> None:
         """Erases all values of these figures: they were not this engine's."""
         for name in names:
@@ -293,7 +285,6 @@ class History:
         self.changed: str = ""  # what the last restart changed, in words
         self.changed_at_s = -math.inf
         self.points = 0  # coarse points ever made
-        self._has_recalled = False
         self._coarse_from_s = -math.inf
         self._begin_life()
 
@@ -399,24 +390,6 @@ class History:
     def long(self, name: str, points: int = COARSE_POINTS) -> FigureSeries:
         """Returns the smallest value of each two minutes, for up to a day."""
         return self._coarse.last(name, points)
-
-    def recall(self, points: Sequence[tuple[float, Mapping[str, float]]]) -> None:
-        """Adds earlier values from another source, in guard's own clock, as coarse points; only once.
-
-        The caller makes sure that they are this process's.
-        """
-        if self._has_recalled:
-            return
-        self._has_recalled = True
-        begin_s = min((at_s for at_s in self._coarse.times), default=self._end())
-        rows = [
-            (at_s, {name: values[name] for name in COARSE if 0.0 <= values.get(name, -1.0) < math.inf})
-            for at_s, values in sorted(points, key=lambda point: point[0])
-            if -math.inf < at_s < begin_s
-        ]
-        self._coarse.put_before(rows)
-        self.points += len(rows)
-        self.memo.clear()
 
     @property
     def has_workers(self) -> bool:

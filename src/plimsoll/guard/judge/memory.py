@@ -165,4 +165,4 @@ def _grown(history: History, name: str, least: float) -> Growth | Unknown | None
             return found
         is_level = is_level or found is None
         unseen = found if unseen is None else unseen
-    return None if is_level else unseen  # recalled points may show more than guard's own half hour
+    return None if is_level else unseen  # a long time may show more than the last half hour
