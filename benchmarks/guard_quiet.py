@@ -22,11 +22,21 @@ from typing import NamedTuple
 from lab.guard.looks import EVERY_S
 from lab.guard.weeks import KINDS, engine_for, week
 from plimsoll.guard.judge.judge import Judge
-from plimsoll.guard.judge.policy import GRADES, PRESETS, Policy
+from plimsoll.guard.judge.look import Look
+from plimsoll.guard.judge.policy import GRADES, Policy
+from plimsoll.guard.judge.tracker import Assessment, Tracker, no, yes
 from plimsoll.unknown import Status
 
 DAYS_EACH = 7
 EVERY = (1, 3, 6)  # times five seconds, in turn
+ARTICLE = ("article-cache", "article-queue")
+
+
+def holds(rule: str, look: Look) -> Assessment:
+    """Whether one of the article's rules is true: the cache is over 95 % full, or more than twice as many wait as run."""
+    usage, running, waiting = (look.figures.get(name, 0.0) for name in ("kv_cache_usage", "running", "waiting"))
+    is_true = usage > 0.95 if rule == "article-cache" else waiting > 2 * running
+    return yes("RuleHolds", rule) if is_true else no("RuleDoesNotHold", rule)
 
 
 class Task(NamedTuple):
@@ -60,7 +70,8 @@ def judge_week(task: Task) -> Outcome:
     kind = KINDS[task.number % len(KINDS)]
     engine = engine_for(kind, task.number)
     every = EVERY[task.number % len(EVERY)]
-    judge = Judge(f"engine-{task.number}", Policy(rules=PRESETS["article"], every_s=every * EVERY_S))
+    judge = Judge(f"engine-{task.number}", Policy(every_s=every * EVERY_S))
+    article = [Tracker(name, 300.0, 60.0, every * EVERY_S) for name in ARTICLE]
     said: Counter[str] = Counter()
     holding: set[str] = set()
     acted = []
@@ -71,6 +82,7 @@ def judge_week(task: Task) -> Outcome:
         before_s = time.perf_counter()
         changes = judge.see(look)
         judged_s += time.perf_counter() - before_s
+        changes += tuple(tracker.see(holds(tracker.kind, look), look.at_s) for tracker in article)
         looks += 1
         for change in changes:
             name = change.kind

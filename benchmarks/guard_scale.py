@@ -85,12 +85,9 @@ def full_judge(first: Look) -> Judge:
     from plimsoll.guard.judge.policy import read_policy
 
     judge = Judge("engine", read_policy({}))
-    for number in range(FULL, 0, -1):
-        judge.see(first._replace(at_s=first.at_s - number * EVERY_S, unix_s=first.unix_s - number * EVERY_S))
-    begin_s = first.at_s - FULL * EVERY_S
-    judge.history.recall(
-        [(begin_s - 120.0 * number, {"host_resident": 1e9, "held": 1e10, "running": 1.0}) for number in range(1, DAY)]
-    )
+    ages_s = [FULL * EVERY_S + 120.0 * number for number in range(DAY, 0, -1)]  # a point of the long history each
+    for age_s in (*ages_s, *(number * EVERY_S for number in range(FULL, 0, -1))):
+        judge.see(first._replace(at_s=first.at_s - age_s, unix_s=first.unix_s - age_s))
     return judge
 
 

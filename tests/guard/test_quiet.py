@@ -6,7 +6,7 @@ import itertools
 
 from lab.guard.weeks import ENGINES, KINDS, Kind, engine_for, week
 from plimsoll.guard.judge.judge import Judge
-from plimsoll.guard.judge.policy import GRADES, PRESETS, Policy
+from plimsoll.guard.judge.policy import GRADES, Policy
 from tests.each import each, times
 
 LOOKS, LOOKS_WHEN_FULL = times(1_080, 8_640), times(360, 2_160)  # an hour and a half, or half a day
@@ -16,7 +16,7 @@ LOOKS, LOOKS_WHEN_FULL = times(1_080, 8_640), times(360, 2_160)  # an hour and a
 def test_nothing_is_done_about_a_healthy_engine(kind: Kind) -> None:
     """Hours of each kind of traffic lead to no action, whatever else is said."""
     number = KINDS.index(kind)
-    judge = Judge("engine", Policy(rules=PRESETS["article"]))
+    judge = Judge("engine", Policy())
     acted = []
     count = LOOKS_WHEN_FULL if kind.is_full else LOOKS  # a full cache is the same all day, and much work
     for look in itertools.islice(week(kind, engine_for(kind, number), 11 + number, 1), count):

@@ -70,7 +70,7 @@ class SimulatedGuard(Daemon):
         engines = tuple(
             EngineConfig(
                 name=one.name, url=one.url, token=TOKEN if one.has_gate else None, canary_s=setting.canary_s,
-                group="", instance=None, gate_url=None, api_key=None, balancer=None, restart=None, log=None, plan=None,
+                group="", gate_url=None, api_key=None, balancer=None, restart=None, log=None, plan=None,
                 kv_connector=False, nodes=1,
             )
             for one in world.engines

@@ -103,12 +103,6 @@ def short(text: str) -> str:
     return clean(text[: 4 * LONGEST])[:LONGEST]
 
 
-def label(condition: Condition) -> str:
-    """A condition's name in a sentence: its code, or the rule's own name."""
-    code = code_of(condition.kind)
-    return f"rule {condition.kind}" if code is None else str(code)
-
-
 def grade_of(kind: str) -> str:
     """The strongest action that a condition of this kind may lead to."""
     return str(GRADES.get(kind, "advice"))
@@ -119,14 +113,14 @@ def sentence(event: Event) -> str:
     name, message = clean(event.engine), short(event.message)
     if event.condition is None:
         return f"{name or 'guard'}: {message}"
-    what = label(event.condition)
+    what = str(code_of(event.condition.kind))
     if event.what is EventKind.BEGINS:
         title = f"{event.finding.title} ({what})" if event.finding is not None else f"{what} is active"
         return f"{name}: {title}: {message}"
     if event.what is EventKind.UNKNOWN:
         return f"{name}: {what} was active and is now unknown: {message}"
     if event.became:
-        worse = code_of(event.became) or event.became
+        worse = code_of(event.became)
         return f"{name}: {what} became {worse}" if worse != what else f"{name}: {what} goes on, now as {event.became}"
     after = "" if event.lasted_s is None else f" after {duration(event.lasted_s)}"
     return f"{name}: recovered: {what} cleared{after}: {message}"
@@ -138,7 +132,7 @@ def event_json(event: Event) -> dict[str, object]:
     return {
         "at": round(event.unix_s, 3), "engine": clean(event.engine), "what": str(event.what),
         "kind": condition.kind if condition is not None else None,
-        "code": _text(code_of(condition.kind)) if condition is not None else None,
+        "code": str(code_of(condition.kind)) if condition is not None else None,
         "grade": grade_of(condition.kind) if condition is not None else None,
         "reason": condition.reason if condition is not None else None, "sentence": sentence(event),
         "incident": event.incident or None,
@@ -156,7 +150,7 @@ def condition_json(view: EngineView, condition: Condition, clock: Clock) -> dict
     is_seen = condition.reason != "NotLookedAt"
     since_s = max(condition.since_s, view.since_s)
     return {
-        "engine": short(view.name), "kind": condition.kind, "code": _text(code_of(condition.kind)),
+        "engine": short(view.name), "kind": condition.kind, "code": str(code_of(condition.kind)),
         "severity": str(severity_of(condition.kind)), "grade": grade_of(condition.kind), "status": str(condition.status),
         "reason": condition.reason, "message": short(condition.message), "since": clock.unix(since_s) if is_seen else None,
         "for_s": round(max(0.0, clock.now_s - since_s), 3) if is_seen else None,
@@ -229,7 +223,7 @@ def status_line(views: Sequence[EngineView], troubles: Sequence[Trouble] = ()) -
     unseen = [view for view in views if view.look is None or view.look.reach != "answers"]
     never = sum(1 for view in unseen if not view.has_answered)
     held = [f"{clean(view.name)} needs attention" for view in views if view.needs]
-    held += [f"{clean(view.name)} {label(one)}" for view in views for one in view.holding]
+    held += [f"{clean(view.name)} {code_of(one.kind)}" for view in views for one in view.holding]
     said = f"{len(views)} engine{'s' if len(views) != 1 else ''}"
     if unseen:
         said += f", {len(unseen)} unreachable" + (f" ({never} never reached)" if never else "")
@@ -256,8 +250,7 @@ def alert(event: Event, *, starts_unix_s: float, lasts_s: float) -> dict[str, ob
     elif event.condition is None:
         name, severity, is_over = "guard.unreachable", "warning", event.what is not EventKind.UNREACHABLE
     else:
-        code = code_of(event.condition.kind)
-        name = f"rule.{event.condition.kind}" if code is None else str(code)
+        name = str(code_of(event.condition.kind))
         severity, is_over = str(severity_of(event.condition.kind)), event.what is EventKind.OVER
     labels = {"alertname": name, "engine": clean(event.engine), "severity": severity}
     labels |= {"condition": event.condition.kind} if event.condition is not None else {}
@@ -273,7 +266,3 @@ def alert(event: Event, *, starts_unix_s: float, lasts_s: float) -> dict[str, ob
 def rfc3339(unix_s: float) -> str:
     """A moment in UTC as Alertmanager writes it."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -86,8 +86,6 @@ def test_a_condition_begins_is_in_doubt_and_is_over_once() -> None:
     assert sentence(said[0]) == "e: the engine is dead (engine.dead): it is so"
     assert sentence(said[1]) == "e: engine.dead was active and is now unknown: it is so"
     assert sentence(said[3]) == "e: recovered: engine.dead cleared after 4 s: it is so"
-    rule = teller.report(look(20), [condition(Status.TRUE, kind="article-cache")], None)
-    assert sentence(rule[0]) == "e: rule article-cache is active: it is so"
 
 
 def test_what_an_engine_sends_does_not_reach_the_terminal() -> None:

@@ -59,13 +59,6 @@ def test_nothing_comes_of_what_does_not_hold_or_is_not_known(kind: str, status: 
     assert findings([condition(kind, status)], LOOK) == ()
 
 
-def test_a_rule_of_the_users_own_is_no_finding() -> None:
-    """It has no page and no remedy of ours; it informs."""
-    assert finding(condition("article-cache")) is None
-    assert code_of("article-cache") is None
-    assert severity_of("article-cache") is Severity.INFO
-
-
 def test_a_code_is_told_once_by_its_worst_condition() -> None:
     """Growth with allocations that fail is one finding, not two; the worst comes first."""
     found = findings([condition("prefix"), condition("growth"), condition("exhausted"), condition("storm")], LOOK)

@@ -277,7 +277,6 @@ DEAD = Finding(Code.ENGINE_DEAD, Severity.CRITICAL, 0.9, "it is dead", "because"
     [
         (view(), "well"),
         (view(ANSWERS, "dead", findings=(DEAD,)), "critical"),
-        (view(ANSWERS, "my-own-rule"), "warning"),
         (view(ANSWERS, needs="it is held"), "person"),
         (view(ANSWERS._replace(reach=Reach.REFUSED), unreachable_since_s=4.0), "gone"),
         (view(ANSWERS._replace(reach=Reach.SILENT)), "unknown"),

@@ -98,7 +98,7 @@ def _reason(event: Event) -> str:
     """Returns the reason as Kubernetes writes it, in one word: EngineWedged."""
     if event.what is not EventKind.BEGINS or event.condition is None:
         return _REASONS.get(event.what, "Guard")
-    words = re.findall(r"[a-z0-9]+", str(code_of(event.condition.kind) or event.condition.kind).lower())
+    words = re.findall(r"[a-z0-9]+", str(code_of(event.condition.kind)))
     return "".join(word.capitalize() for word in words)[:128] or "Guard"
 
 

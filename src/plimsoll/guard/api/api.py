@@ -84,7 +84,7 @@ def metrics_page(
         "guard_unreachable": by_engine(lambda v: v.unreachable_since_s is not None),
         "guard_needs_a_person": by_engine(lambda v: bool(v.needs)),
         "guard_condition": [
-            ({"engine": v.name, "condition": c.kind, "code": str(code_of(c.kind) or ""),
+            ({"engine": v.name, "condition": c.kind, "code": str(code_of(c.kind)),
               "grade": str(GRADES.get(c.kind, "advice"))}, _VALUES[c.status])
             for v in views for c in v.conditions
         ],

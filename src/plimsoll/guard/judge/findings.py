@@ -58,10 +58,10 @@ def _kinds() -> dict[str, dict[str, Any]]:
 
 
 def finding(condition: Condition, look: Look | None = None) -> Finding | None:
-    """Returns the finding of a true condition; None if it is not true, and for a rule of the user's own."""
-    row = _kinds().get(condition.kind)
-    if row is None or not condition.is_true:
+    """Returns the finding of a true condition; None if it is not true."""
+    if not condition.is_true:
         return None
+    row = _kinds()[condition.kind]
     more = _BY_FIGURES.get(condition.kind)
     remedy = (*row.get("remedy", ()), *(() if more is None else more(look)))
     not_a_remedy = row.get("not_a_remedy") or tuple(words("findings")[_DOCTORS_ROW[condition.kind]]["not_a_remedy"])
@@ -81,16 +81,15 @@ def findings(conditions: Iterable[Condition], look: Look | None = None) -> tuple
     return tuple(worst.values())
 
 
-def code_of(kind: str) -> Code | None:
-    """Returns the finding code of a condition; None for a rule of the user's own."""
-    row = _kinds().get(kind)
-    return None if row is None else row["code"]
+def code_of(kind: str) -> Code:
+    """Returns the finding code of a condition."""
+    code: Code = _kinds()[kind]["code"]
+    return code
 
 
 def severity_of(kind: str) -> Severity:
-    """Returns the severity of a condition; INFO for a rule of the user's own."""
-    row = _kinds().get(kind)
-    return Severity.INFO if row is None else row["severity"]
+    severity: Severity = _kinds()[kind]["severity"]
+    return severity
 
 
 class PlannedTokens(NamedTuple):

@@ -40,13 +40,12 @@ class Judge:
             for kind, _ in QUESTIONS
         }
         self._conditions: tuple[Condition, ...] | None = None
-        self._rules = {rule.name: Tracker(rule.name, rule.for_s, rule.clear_s, every) for rule in policy.rules}
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """Every condition as of the last look, the user's rules last."""
+        """Every condition as of the last look."""
         if self._conditions is None:  # read several times a second, and changed only by looks
-            self._conditions = tuple(tracker.condition for tracker in (*self._trackers.values(), *self._rules.values()))
+            self._conditions = tuple(tracker.condition for tracker in self._trackers.values())
         return self._conditions
 
     def see(self, look: Look) -> tuple[Condition, ...]:
@@ -56,9 +55,7 @@ class Judge:
         self._conditions = None
         now_s, history, policy = look.at_s, self.history, self.policy
         if history.lives.is_shared(now_s):
-            trackers = (*self._trackers.values(), *self._rules.values())
-            answers = [(tracker, SEVERAL if tracker.kind == "changed" else SHARED) for tracker in trackers]
+            answers = [(tracker, SEVERAL if kind == "changed" else SHARED) for kind, tracker in self._trackers.items()]
         else:
             answers = [(self._trackers[kind], question(history, policy, now_s)) for kind, question in QUESTIONS]
-            answers += [(self._rules[rule.name], load.user_rule(rule, history)) for rule in policy.rules]
         return tuple(tracker.condition for tracker, answer in answers if tracker.note(answer, now_s))

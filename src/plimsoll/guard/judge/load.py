@@ -9,7 +9,7 @@ from plimsoll.doctor.rules.trend_growth import Forecast, is_full, matters, media
 from plimsoll.findings import Evidence
 from plimsoll.guard.judge.history import SURELY_S, FigureSeries, History
 from plimsoll.guard.judge.life import rests
-from plimsoll.guard.judge.policy import Policy, UserRule
+from plimsoll.guard.judge.policy import Policy
 from plimsoll.guard.judge.tracker import Assessment, no, unknown, yes
 from plimsoll.unknown import Reading, Unknown
 
@@ -179,20 +179,6 @@ def low_hits(history: History, policy: Policy, _now_s: float) -> Assessment:
     if share < policy.number("prefix", "share"):
         return yes("FewHits", f"{share:.1%} of the looked-up tokens were found", seen)
     return no("Hits", f"{share:.0%} of the looked-up tokens were found", seen)
-
-
-def user_rule(rule: UserRule, history: History) -> Assessment:
-    shown = []
-    for term in rule.terms:
-        left, right = history.now(term.figure), history.now(term.other) if term.other else 1.0
-        if isinstance(left, Unknown) or isinstance(right, Unknown):
-            return _missing(left, right)
-        bound = term.number * right
-        holds = {">": left > bound, "<": left < bound, ">=": left >= bound, "<=": left <= bound}[term.sign]
-        shown.append(f"{term.figure} {left:g} {term.sign} {bound:g}")
-        if not holds:
-            return no("RuleDoesNotHold", f"{term.figure} is {left:g}")
-    return yes("RuleHolds", rule.says, Evidence("rule", "; ".join(shown)))
 
 
 # Forecasts, from the slopes of the last minutes.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from plimsoll.doctor.rules.contained import last_words
+from plimsoll.findings import Severity
 from plimsoll.guard.act.steps import ActionRun
 from plimsoll.guard.judge.look import CardState, Look, Reach, WorkerMemory
 from plimsoll.redaction import hide_user_text, redact
@@ -24,7 +25,6 @@ from plimsoll.render.guard import (
     event_json,
     forecast_json,
     grade_of,
-    label,
 )
 from plimsoll.render.journal import entry_sentence
 from plimsoll.unknown import Reading, Unknown
@@ -226,7 +226,7 @@ SAYS = {
 # The worst first, as they are listed.
 PERSON, CRITICAL, GONE, WARNING, INFO, UNKNOWN, WELL = range(7)
 STATES = ("person", "critical", "gone", "warning", "info", "unknown", "well")
-_BY_SEVERITY = {"critical": CRITICAL, "warning": WARNING, "info": INFO}
+_BY_SEVERITY = {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNING, Severity.INFO: INFO}
 
 
 def row(facts: EngineState) -> dict[str, Any]:
@@ -255,10 +255,9 @@ def _state(facts: EngineState) -> tuple[int, str]:
     view = facts.view
     if view.needs:
         return PERSON, view.needs
-    held = sorted((_BY_SEVERITY.get(str(one.severity), WARNING), str(one.code)) for one in view.findings)
-    rules = [label(one) for one in view.holding]
-    said = ", ".join(dict.fromkeys([code for _, code in held] + [name for name in rules if name.startswith("rule ")]))
-    worst = min([rank for rank, _ in held] + ([WARNING] if rules and not held else []), default=WELL)
+    held = sorted((_BY_SEVERITY[one.severity], str(one.code)) for one in view.findings)
+    said = ", ".join(dict.fromkeys(code for _, code in held))
+    worst = min((rank for rank, _ in held), default=WELL)
     if worst == CRITICAL:
         return CRITICAL, said
     if view.look is None:
