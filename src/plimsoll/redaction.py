@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from heapq import merge
 from itertools import pairwise
@@ -707,19 +707,19 @@ def clean(text: str) -> str:
     return printable(hide_user_text(redact(text))).strip()
 
 
-def plain(value: object) -> object:
+def plain(value: object, cleaned: Callable[[str], str] = clean) -> object:
     """Facts as JSON has them: names and texts are cleaned of secrets on the way."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None  # JSON knows neither
     if isinstance(value, Mapping):
-        return {clean(str(name)): plain(inner) for name, inner in value.items()}
+        return {cleaned(str(name)): plain(inner, cleaned) for name, inner in value.items()}
     if hasattr(value, "_asdict"):
-        return plain(value._asdict())
+        return plain(value._asdict(), cleaned)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(inner) for inner in value]
-    return clean(str(value))
+        return [plain(inner, cleaned) for inner in value]
+    return cleaned(str(value))
 
 
 def one_line(text: str) -> str:

@@ -29,7 +29,7 @@ from plimsoll.render.plan import (
     workload_json,
     workload_lines,
 )
-from plimsoll.render.terminal import WIDTH
+from plimsoll.render.terminal import WIDTH, json_text
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import engine_named
 from tests.each import each
@@ -169,7 +169,7 @@ def test_a_wide_grid_is_cut_into_tables_that_fit() -> None:
 
 def test_the_grid_as_data() -> None:
     """JSON has every cell with its state, use and reason."""
-    body = json.loads(json.dumps(matrix_json(_matrix())))
+    body = json.loads(json_text(matrix_json(_matrix())))
     assert body["contexts"] == [8192, 16384, 24576]
     assert body["at_once"] == [39, 7, None]
     assert len(body["cells"]) == 6
@@ -224,7 +224,7 @@ def test_each_way_a_workload_fares_has_its_sentence(workload: Workload, more: di
 
 def test_a_workload_as_data() -> None:
     """JSON has the verdict, the band, both figures of paging and the waste by block size."""
-    body = json.loads(json.dumps(workload_json(_answer(Workload(((1200, 300),), 64)))))
+    body = json.loads(json_text(workload_json(_answer(Workload(((1200, 300),), 64)))))
     assert body["verdict"] == "fits"
     assert body["at_once"] == {"value": 217, "low": 207, "high": 228}
     assert body["paging"]["reserved_bytes"] == 64 * 131072 * 2**17

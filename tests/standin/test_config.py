@@ -94,11 +94,8 @@ def test_flags_of_the_server_arrive() -> None:
     assert launch.config.seed == 5
     assert (options.shutdown_timeout_s, options.max_num_queued_reqs, options.max_num_queued_tokens) == (30, 7, 2000)
     assert options.middleware == ("plimsoll.inside.Gate",)
-    assert launch.has_probe
-    assert launch.stays_when_dead
-    assert not launch.has_stats
-    assert options.has_prompt_tokens_details
-    assert options.is_dev_mode
+    switches = "has_probe stays_when_dead has_prompt_tokens_details is_dev_mode has_stats"
+    assert [getattr(options, name) for name in switches.split()] == [True, True, True, True, False]
 
 
 def test_flags_and_layers_are_obeyed() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plimsoll.plan.certify import Certificate, Kind, assumptions_of, smallest_request
-from plimsoll.render.plan import picked
-from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, WARN, Line, Report, Table
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, WARN, Line, Report, Table, json_text, picked
 from plimsoll.units import GIB, format_count
 
 SCHEMA, TABLE_SCHEMA = "plimsoll.certify/1", "plimsoll.certificate/1"
@@ -90,7 +89,7 @@ def as_json(certificate: Certificate, model: str, notes: Sequence[str]) -> str:
         "assumptions": assumptions_of(certificate),
         "notes": list(notes),
     }
-    return json.dumps(body, indent=2)
+    return json_text(body)
 
 
 def as_text(certificate: Certificate, model: str, notes: Sequence[str]) -> Report:

@@ -35,28 +35,16 @@ def body(diagnosis: Diagnosis) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "memory_failure": diagnosis.memory_failure,
-        "findings": [finding_json(finding) for finding in diagnosis.findings],
+        "findings": plain(diagnosis.findings),
         "facts": plain(diagnosis.facts),
-        "collect_next": [clean(ask) for ask in diagnosis.collect_next],
+        "collect_next": plain(diagnosis.collect_next),
         "look_next": clean(diagnosis.look_next) or None,
     }
 
 
 def finding_json(finding: Finding) -> dict[str, object]:
     """One finding as the contract has it."""
-    return {
-        "code": str(finding.code),
-        "severity": str(finding.severity),
-        "confidence": finding.confidence,
-        "title": clean(finding.title),
-        "because": clean(finding.because),
-        "evidence": [{"source": clean(one.source), "line": one.line, "text": clean(one.text)} for one in finding.evidence],
-        "remedy": [
-            {"do": clean(one.do), "why": clean(one.why), "flag": one.flag, "value": clean(one.value) if one.value else None}
-            for one in finding.remedy
-        ],
-        "not_a_remedy": [clean(one) for one in finding.not_a_remedy],
-    }
+    return {name: plain(value) for name, value in finding._asdict().items()}
 
 
 def as_text(diagnosis: Diagnosis) -> Report:

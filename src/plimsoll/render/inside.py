@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from plimsoll.assets.inside_wheel import ENTRY_POINTS
 from plimsoll.launch.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME, InsideLaunch
 from plimsoll.redaction import one_line
 from plimsoll.render.flags import put_back, rewritten_line
-from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Whole
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Whole, json_text, picked
 from plimsoll.vllm.extension_points import InsidePart, Need, NeedAnswer, PartVerdict
 from plimsoll.vllm.versions import Engine
 
@@ -53,7 +52,7 @@ class Checkup(NamedTuple):
 def check_json(checkups: Sequence[Checkup]) -> str:
     """One object, schema plimsoll.inside/1: the first of several releases, with the `others` in it."""
     first, *others = map(_checkup_json, checkups)
-    return json.dumps(first | ({"others": others} if others else {}), indent=2, ensure_ascii=False)
+    return json_text(first | ({"others": others} if others else {}))
 
 
 def _checkup_json(checkup: Checkup) -> dict[str, object]:
@@ -61,52 +60,37 @@ def _checkup_json(checkup: Checkup) -> dict[str, object]:
     return {
         "schema": "plimsoll.inside/1",
         "vllm": checkup.version,
-        "vllm_folder": one_line(checkup.folder),
+        "vllm_folder": checkup.folder,
         "stands_for_it": checkup.engine.release,
-        "evidence": checkup.evidence,
-        "takes_all": checkup.takes_all,
-        "package": {"visible": checkup.is_visible, "entry_points": [one_line(name) for name in checkup.entry_points]},
-        "parts": [_part_json(verdict) for verdict in checkup.verdicts],
+        **picked(checkup, "evidence takes_all"),
+        "package": {"visible": checkup.is_visible, "entry_points": checkup.entry_points},
+        "parts": [picked(verdict, "part works because details") for verdict in checkup.verdicts],
         "needs": [_need_json(answer, needs[answer.name]) for answer in checkup.answers],
-        "survive": list(checkup.survive),
-        "knobs": list(checkup.knobs),
-        "flags": list(FLAGS),
+        **picked(checkup, "survive knobs"),
+        "flags": FLAGS,
         "commands": [_command_json(fitted) for fitted in checkup.fitted],
-        "missing": [one_line(why) for why in checkup.missing],
+        "missing": checkup.missing,
         "notes": _notes(checkup),
-    }
-
-
-def _part_json(verdict: PartVerdict) -> dict[str, object]:
-    return {
-        "part": verdict.part.value,
-        "works": verdict.works,
-        "because": [one_line(why) for why in verdict.because],
-        "details": list(verdict.details),
     }
 
 
 def _need_json(answer: NeedAnswer, need: Need) -> dict[str, object]:
     return {
-        "name": answer.name,
+        **picked(answer, "name state"),
         "purpose": need.purpose,
-        "state": answer.state.value,
         "where": answer.where or None,
         "note": answer.note or None,
         "lost": None if answer.state.is_met else need.lost,
-        "parts": {part.value: weight.value for part, weight in need.weights.items()},
+        "parts": need.weights,
     }
 
 
 def _command_json(fitted: InsideLaunch) -> dict[str, object]:
     return {
-        "source": one_line(fitted.checked.launch.source),
+        "source": fitted.checked.launch.source,
         "starts": fitted.checked.starts,
-        "refused": [one_line(item.name) for item in fitted.checked.items if item.status.is_refused],
-        "remarks": [
-            {"name": one_line(r.name), "says": one_line(r.says), "parts": [part.value for part in r.parts], "leaves": r.makes}
-            for r in fitted.remarks
-        ],
+        "refused": [item.name for item in fitted.checked.items if item.status.is_refused],
+        "remarks": [picked(remark, "name says parts leaves=makes") for remark in fitted.remarks],
         "rewritten": rewritten_line(fitted.checked),
     }
 
@@ -198,4 +182,4 @@ def wheel_text(path: str, size_bytes: int, sha256: str, ways: Sequence[str]) -> 
 def wheel_json(path: str, size_bytes: int, sha256: str, members: Sequence[str]) -> str:
     """One object, schema plimsoll.inside-wheel/1."""
     body = {"schema": "plimsoll.inside-wheel/1", "path": path, "bytes": size_bytes, "sha256": sha256, "members": list(members)}
-    return json.dumps(body | {"entry_points": ENTRY_POINTS}, indent=2)
+    return json_text(body | {"entry_points": ENTRY_POINTS})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from plimsoll.findings import Severity
 from plimsoll.lint.check import LintedServer
 from plimsoll.redaction import one_line
-from plimsoll.render.terminal import BAD, FAINT, GOOD, WARN, Line, Report
+from plimsoll.render.terminal import BAD, FAINT, GOOD, WARN, Line, Report, json_text, picked
 
 _STYLES = {Severity.CRITICAL: BAD, Severity.WARNING: WARN, Severity.INFO: FAINT}
 
@@ -17,35 +16,15 @@ def as_json(files: Mapping[str, Sequence[LintedServer]], skipped: Mapping[str, s
     """One object, schema plimsoll.lint/1."""
     servers = [
         {
-            "file": one_line(path),
-            "source": one_line(server.source),
-            "model": one_line(server.model) if server.model is not None else None,
-            "vllm": server.vllm,
-            "vllm_because": one_line(server.because),
-            "gpu": server.card,
-            "findings": [
-                {
-                    "rule": trap.rule,
-                    "severity": trap.severity.value,
-                    "file": one_line(trap.file),
-                    "line": trap.line,
-                    "title": one_line(trap.title),
-                    "why": one_line(trap.why),
-                    "fix": one_line(trap.fix),
-                }
-                for trap in server.traps
-            ],
+            "file": path,
+            **picked(server, "source model vllm vllm_because=because gpu=card"),
+            "findings": [picked(trap, "rule severity file line title why fix") for trap in server.traps],
         }
         for path, linted in files.items()
         for server in linted
     ]
-    body = {
-        "schema": "plimsoll.lint/1",
-        "fine": is_fine(files),
-        "servers": servers,
-        "skipped": [one_line(path) for path in skipped],
-    }
-    return json.dumps(body, indent=2, ensure_ascii=False)
+    body = {"schema": "plimsoll.lint/1", "fine": is_fine(files), "servers": servers, "skipped": list(skipped)}
+    return json_text(body)
 
 
 def is_fine(files: Mapping[str, Sequence[LintedServer]]) -> bool:

@@ -14,7 +14,7 @@ from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.workload import Cell, CellState, Matrix, Waste, WorkloadAnswer, WorkloadVerdict
 from plimsoll.redaction import one_line, redact_words
 from plimsoll.render.flags import flags_json, rewritten_line
-from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, SEVERITY, WARN, Line, Report, Table
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, NAME, SEVERITY, WARN, Line, Report, Table, json_text, picked
 from plimsoll.units import GIB, Estimate, format_count, format_gib
 
 _WORDS = {CellState.FITS: "fits", CellState.RISK: "risk", CellState.NO: "no"}
@@ -26,12 +26,6 @@ LEGEND = (
 )
 WAITS = "* more than --max-num-seqs: the rest waits in line whatever the cache has"
 _GROWTH = "Outputs grow while they are made: when the cache runs out, vLLM preempts a request and computes it again later."
-
-
-def picked(value: object, names: str) -> dict[str, Any]:
-    """These attributes of a value for a JSON object, each given as NAME or, where the names differ, NAME=ATTRIBUTE."""
-    pairs = (name.partition("=") for name in names.split())
-    return {name: getattr(value, attribute or name) for name, _, attribute in pairs}
 
 
 def band_json(term: Estimate) -> dict[str, Any]:
@@ -75,9 +69,7 @@ def matrix_json(matrix: Matrix) -> dict[str, object]:
         "concurrencies": list(matrix.spec.concurrencies),
         "at_once": list(matrix.at_once),
         "cells": [
-            {**picked(cell, "context concurrency state starts kv_use=use tokens waits"), "why": one_line(cell.why)}
-            for row in matrix.rows
-            for cell in row
+            picked(cell, "context concurrency state starts kv_use=use tokens waits why") for row in matrix.rows for cell in row
         ],
     }
 
@@ -203,7 +195,7 @@ def workload_json(answer: WorkloadAnswer) -> dict[str, object]:
         "groups": [picked(group, "layers kind block_size blocks=blocks_per_request") for group in answer.largest_groups],
         "kv_use": picked(answer, "prompts=use_at_prompt end=use_at_end"),
         "paging": picked(answer, "requests=counted paged_bytes reserved_bytes saved_share reserved_at_once"),
-        "waste": [waste._asdict() for waste in answer.waste],
+        "waste": answer.waste,
         "too_long": answer.too_long,
         "waits": answer.waits,
         "said": workload_sentences(answer),
@@ -238,7 +230,7 @@ def learned_as_json(differences: Sequence[TermDifference]) -> str:
         {"term": one.term, "predicted": band_json(one.predicted), **picked(one, "measured error in_band=is_in_band")}
         for one in differences
     ]
-    return json.dumps({"schema": "plimsoll.plan/1", "learned": rows}, indent=2)
+    return json_text({"schema": "plimsoll.plan/1", "learned": rows})
 
 
 def forgotten(count: int, *, is_json: bool) -> str:
@@ -274,7 +266,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
     body: dict[str, object] = {
         "schema": "plimsoll.plan/1",
         "fits": None if planned.is_undecided else planned.fits,
-        "model": one_line(planned.model),
+        "model": planned.model,
         "vllm": ledger.settings.release,
         "gpu": {"name": ledger.card.name, "total_bytes": ledger.card.total_bytes, "count": ledger.settings.gpus},
         "ledger": {
@@ -293,16 +285,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
             "experts_per_token": moe.experts_per_token if moe is not None else None,
         },
         "flags": flags_json([planned.checked]),
-        "findings": [
-            {
-                "code": finding.code.value,
-                "severity": finding.severity.value,
-                **picked(finding, "confidence title"),
-                "because": one_line(finding.because),
-                "evidence": [{"source": e.source, "line": e.line, "text": one_line(e.text)} for e in finding.evidence],
-            }
-            for finding in planned.findings
-        ],
+        "findings": [picked(finding, "code severity confidence title because evidence") for finding in planned.findings],
         "advice": [
             {
                 **picked(advice, "flag value"),
@@ -311,7 +294,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
             }
             for advice in planned.advice
         ],
-        "notes": [one_line(note) for note in planned.notes],
+        "notes": planned.notes,
     }
     if planned.is_undecided:
         body["undecided"] = {"kv_low": ledger.kv.low, "kv_high": ledger.kv.high, "needed": kv.bytes_for_one_request,
@@ -323,7 +306,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
         body["workload"] = workload_json(workload)
     if matrix is not None:
         body["matrix"] = matrix_json(matrix)
-    return json.dumps(body, indent=2, ensure_ascii=False)
+    return json_text(body)
 
 
 def as_text(planned: MemoryPlan, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> Report:
@@ -501,17 +484,17 @@ def compare_as_json(compared: Sequence[ComparedPlan], notes: Sequence[str] = ())
         "fits": all(one.plan is not None and one.plan.fits for one in compared),
         "compare": [
             {
-                "source": one_line(one.source),
+                "source": one.source,
                 "command": None if one.plan is None else rewritten_line(one.plan.checked),
-                "problem": one_line(one.problem) or None,
+                "problem": one.problem or None,
                 "plan": None if one.plan is None else json.loads(as_json(one.plan)),
             }
             for one in compared
         ],
         "differences": [{"what": row.name.strip(), "values": list(row.values)} for row in _rows(compared) if row.differs()],
-        "notes": [one_line(note) for note in notes],
+        "notes": notes,
     }
-    return json.dumps(body, indent=2, ensure_ascii=False)
+    return json_text(body)
 
 
 def letter(number: int) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from plimsoll.redaction import one_line
-from plimsoll.render.terminal import BAD, FAINT, GOOD, NAME, WARN, Line, Report, Table
+from plimsoll.render.terminal import BAD, FAINT, GOOD, NAME, WARN, Line, Report, Table, json_text, picked
 from plimsoll.simulate.settings import REPLAYED_ALL_THE_SAME
 from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, POOR_FIT, POOR_GUIDE, Latency, Summary
 from plimsoll.units import format_count
@@ -25,8 +24,7 @@ _UNKNOWN = "-"
 
 def as_json(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Summary] = (), router: str = "") -> str:
     """One object of the schema plimsoll.simulate/1; figures that the run lacks are null. Each of several engines has a row."""
-    each = [{name: getattr(one, name) for name in ENGINE_FIELDS.split()} | {"kv_peak": one.kv_usage.peak} for one in engines]
-    parts = {name: getattr(summary, name)._asdict() for name in "kv_usage waste prefix throughput ttft tpot e2e queue".split()}
+    each = [picked(one, ENGINE_FIELDS) | {"kv_peak": one.kv_usage.peak} for one in engines]
     plain = (
         "requests finished rejected bad_rows steps sim_seconds arrival_seconds busy_seconds wall_seconds "
         "scheduled_tokens output_tokens preemptions preempted_requests recomputed_tokens peak_blocks peak_running peak_waiting"
@@ -34,24 +32,21 @@ def as_json(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Su
     body = {
         "schema": SCHEMA,
         "units": UNITS,
-        "trace": one_line(summary.trace),
-        **{name: getattr(summary, name) for name in plain.split()},
+        "trace": summary.trace,
+        **picked(summary, plain),
         "replicas": max(1, len(engines)),
         **({"router": router, "engines": each} if engines else {}),
         "servers_to_keep_up": _servers(summary, len(engines)) or (max(1, len(engines)) if summary.finished else None),
-        **parts,
-        "settings": {**summary.settings._asdict(), "groups": [group._asdict() for group in summary.settings.groups]},
+        **picked(summary, "kv_usage waste prefix throughput ttft tpot e2e queue settings"),
         "step_time": {
             **summary.step_time._asdict(),
             "by_tokens": summary.step_time.by_tokens is not None,
-            "label": one_line(summary.step_time_label),
+            "label": summary.step_time_label,
         },
-        "reading": [
-            one_line(sentence) for sentence in (*first_of_all(notes), headline(summary), *reading(summary, len(engines)))
-        ],
-        "notes": [one_line(note) for note in notes],
+        "reading": [*first_of_all(notes), headline(summary), *reading(summary, len(engines))],
+        "notes": notes,
     }
-    return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
+    return json_text(body)
 
 
 def as_text(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Summary] = (), router: str = "") -> Report:

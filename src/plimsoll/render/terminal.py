@@ -1,4 +1,4 @@
-"""Prints every command's report: lines and tables, drawn by rich in the terminal's width and colours.
+"""Prints every command's report: JSON, or lines and tables, drawn by rich in the terminal's width and colours.
 
 Piped, with NO_COLOR or on a dumb terminal it is plain text without escapes. Nothing in a report is markup, and control
 sequences are taken out before it is drawn.
@@ -6,16 +6,17 @@ sequences are taken out before it is drawn.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from plimsoll.errors import WorldFailed
-from plimsoll.redaction import printable
+from plimsoll.redaction import one_line, plain, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -149,6 +150,17 @@ def _draw_table(console: Console, table: Table) -> None:
             console.print()
         console.print(drawn, crop=False)
         first = columns[-1] + 1
+
+
+def picked(value: object, names: str) -> dict[str, Any]:
+    """These attributes of a value for a JSON object, each given as NAME or, where the names differ, NAME=ATTRIBUTE."""
+    pairs = (name.partition("=") for name in names.split())
+    return {name: getattr(value, attribute or name) for name, _, attribute in pairs}
+
+
+def json_text(body: object) -> str:
+    """The JSON that a command prints: its texts are without secrets and each on one line, and no number is infinite."""
+    return json.dumps(plain(body, one_line), indent=2, ensure_ascii=False)
 
 
 def write_file(path: str, text: str) -> None:

@@ -17,7 +17,7 @@ from plimsoll.render.flags import rewritten_line
 from plimsoll.render.plan import as_json as plan_json
 from plimsoll.render.plan import band_json, gpus_of
 from plimsoll.render.simulate import counted, first_of_all, is_urgent, percent, seconds
-from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Table
+from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Table, json_text
 from plimsoll.tune.answer import Tuning, curve, runner_up
 from plimsoll.tune.capacity import Capacity, Prices
 from plimsoll.tune.goodput import Failed, Result, Score, Traffic
@@ -75,26 +75,26 @@ def sweep_as_json(report: SweepReport) -> str:
     body = {
         "schema": SWEEP_SCHEMA,
         "units": SWEEP_UNITS,
-        "trace": one_line(report.traffic.trace.name),
+        "trace": report.traffic.trace.name,
         "requests": report.traffic.trace.size,
-        "slo": report.traffic.slo._asdict(),
+        "slo": report.traffic.slo,
         "label": report.label,
-        "axes": {name: list(values) for name, values in report.axes.items()},
+        "axes": report.axes,
         "points": [_row(point, result) for point, result in zip(report.points, report.results, strict=True)],
-        "notes": [one_line(note) for note in report.notes],
+        "notes": report.notes,
     }
-    return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
+    return json_text(body)
 
 
 def _row(point: Point, result: Result | None) -> dict[str, object]:
     problem = result.why if isinstance(result, Failed) else point.problem
     return {
-        "values": dict(point.values),
+        "values": point.values,
         "num_blocks": point.job.settings.num_blocks if point.job is not None else None,
         "is_safe": point.option.is_safe if point.option is not None else None,
-        "objection": one_line(point.option.why_not) if point.option is not None and not point.option.is_safe else None,
-        "score": result._asdict() if isinstance(result, Score) else None,
-        "problem": one_line(problem) or None,
+        "objection": point.option.why_not if point.option is not None and not point.option.is_safe else None,
+        "score": result if isinstance(result, Score) else None,
+        "problem": problem or None,
     }
 
 
@@ -256,11 +256,11 @@ def cards_as_json(rows: Sequence[CardRow], prices: Prices | None) -> str:
             "usd_per_hour": price,
             "beaten_by": beaten_by(ordered, place),
             "capacity": capacity_json(report.capacity) if report is not None else None,
-            "command": [one_line(word) for word in chosen.checked.rewritten] if chosen is not None else None,
+            "command": chosen.checked.rewritten if chosen is not None else None,
             "reading": sentences(report) if report is not None else [],
         })  # fmt: skip
     body = {"schema": SCHEMA, "units": UNITS, "prices_of": prices.date if prices is not None else None, "cards": each}
-    return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
+    return json_text(body)
 
 
 def cards_as_text(rows: Sequence[CardRow], prices: Prices | None) -> Report:
@@ -318,32 +318,32 @@ def as_json(report: TuneReport) -> str:
         "units": UNITS,
         "label": label(tuning),
         "fitted": tuning.server.fitted,
-        "model": one_line(report.own.model),
+        "model": report.own.model,
         "vllm": ledger.settings.release,
         "gpu": {"name": ledger.card.name, "count": ledger.settings.gpus},
-        "slo": tuning.traffic.slo._asdict(),
+        "slo": tuning.traffic.slo,
         "speedup": tuning.traffic.speedup,
-        "traffic": tuning.seen._asdict(),
-        "chosen": found.best.option.candidate._asdict() if found is not None else None,
-        "command": [one_line(word) for word in report.chosen.checked.rewritten] if report.chosen is not None else None,
+        "traffic": tuning.seen,
+        "chosen": found.best.option.candidate if found is not None else None,
+        "command": report.chosen.checked.rewritten if report.chosen is not None else None,
         "environment": [name for name, _ in report.own.checked.launch.environment],
         "plan": json.loads(plan_json(report.chosen)) if report.chosen is not None else None,
-        "score": found.best.score._asdict() if found is not None else None,
+        "score": found.best.score if found is not None else None,
         "own": {
-            "setting": tuning.own._asdict(),
+            "setting": tuning.own,
             "is_safe": tuning.own_option.is_safe,
-            "score": found.own.score._asdict() if found is not None and found.own is not None else None,
+            "score": found.own.score if found is not None and found.own is not None else None,
         },
         "runner_up": None if second is None else _tried(second),
         "most": found.most if found is not None and found.most < float("inf") else None,
         "margin": margin_json,
         "curves": {name: [_tried(one) for one in curve(tuning, name)] for name in CURVES},
         "tried": [_tried(one) for one in found.tried] if found is not None else [],
-        "ranges": None if tuning.doubt is None else {name: list(ends) for name, ends in tuning.doubt.ranges.items()},
+        "ranges": None if tuning.doubt is None else tuning.doubt.ranges,
         "is_tie": is_tie(tuning),
         "is_steady": None if tuning.doubt is None else tuning.doubt.steady,
         "measure": measurement(tuning) or None,
-        "folklore": [one._asdict() for one in folklore(tuning)],
+        "folklore": folklore(tuning),
         "capacity": capacity_json(report.capacity),
         "cost": {
             "candidates": found.candidates if found is not None else len(tuning.refused),
@@ -354,14 +354,14 @@ def as_json(report: TuneReport) -> str:
             "replayed_requests": tuning.requests,
             "share_of_trying_all": tuning.requests / (safe * max(1, tuning.traffic.trace.size)) if safe else None,
         },
-        "reading": [*(one_line(one) for one in first_of_all(report.notes)), *sentences(report)],
-        "notes": [one_line(note) for note in report.notes],
+        "reading": [*first_of_all(report.notes), *sentences(report)],
+        "notes": report.notes,
     }
-    return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
+    return json_text(body)
 
 
 def _tried(one: Trial) -> dict[str, object]:
-    return {"setting": one.option.candidate._asdict(), "kv_tokens": one.option.kv_tokens, "score": one.score._asdict()}
+    return {"setting": one.option.candidate, "kv_tokens": one.option.kv_tokens, "score": one.score}
 
 
 def sentences(report: TuneReport) -> list[str]:

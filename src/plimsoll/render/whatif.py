@@ -12,7 +12,7 @@ from plimsoll.errors import BadInput
 from plimsoll.redaction import one_line
 from plimsoll.render import simulate as words
 from plimsoll.render.simulate import counted, is_urgent, percent, seconds
-from plimsoll.render.terminal import BAD, BOLD, FAINT, WARN, Line, Report, Table
+from plimsoll.render.terminal import BAD, BOLD, FAINT, WARN, Line, Report, Table, json_text, picked
 from plimsoll.simulate.options import TrafficOptions
 from plimsoll.simulate.summary import ROUGH_GUIDE, Summary, percentile
 from plimsoll.simulate.trace import ABSENT
@@ -175,15 +175,16 @@ def as_json(report: WhatifReport) -> str:
     measured = report.measured
     body = {
         "schema": SCHEMA,
-        "changes": dict(report.changes),
-        "slo": report.slo._asdict(),
+        "changes": report.changes,
+        "slo": report.slo,
         "measured": None if measured is None else {"requests": measured.requests, "met": measured.met, **measured.figures},
         **{
             key: json.loads(words.as_json(one.summary, notes=one.notes))
-            | {"replicas": one.replicas, "met": one.met, "band": one.band, "met_at_band": [met for met, _ in one.at_band]}
+            | picked(one, "replicas met band")
+            | {"met_at_band": [met for met, _ in one.at_band]}
             for key, one in (("as_recorded", report.was), ("what_if", report.found))
         },
         "is_tie": is_tie(report),
-        "reading": [one_line(sentence) for sentence in sentences(report)],
+        "reading": sentences(report),
     }
-    return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
+    return json_text(body)

@@ -134,6 +134,8 @@ class StandinCommandOptions(StepOptions, ServerOptions):
 
     gpu: str | None = option("NAME", "the card it pretends to have; default: L4", offers=gpu_names)
     vllm: str | None = option("VERSION", "whose flags, metrics and log lines; default: the newest known", offers=releases)
+    host: str | None = option("HOST", "where it listens; default: the command's, or 127.0.0.1")
+    port: str | None = option("N", "its port, 0: any that is free; default: the command's, or 8000")
     speed: float = option("X", "how fast its time passes; 10: ten times as fast as real; default: 1", read=_speed, default=1.0)
     start_seconds: float = option("X", "how long the start takes; default: 0", read=_start_seconds, default=0.0)
     fault: tuple[str, ...] = option(

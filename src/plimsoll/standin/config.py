@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.command_line import Argument, CommandLine
+from plimsoll.launch.options import decimal
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.read import MemoryPlan
@@ -94,6 +95,11 @@ class ServerFlags:
     forces_usage: bool = False
     has_tools: bool = False  # --enable-auto-tool-choice with a parser: tool calls are allowed, but the stand-in makes none
     has_sleep_mode: bool = True  # --enable-sleep-mode: without it an engine that sleeps keeps its memory
+    has_probe: bool = True  # --worker-extension-cls plimsoll.inside.Probe: the workers report their memory
+    has_stats: bool = True  # False: --disable-log-stats, which also takes the vllm: metrics away
+    stats_interval_s: float = 10.0  # between two lines of throughput
+    shows_requests: bool = True  # one line of the log for each answer
+    stays_when_dead: bool = False  # VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1
     token: str = ""  # PLIMSOLL_TOKEN: opens /standin/
 
     @property
@@ -110,9 +116,6 @@ class Launchable:
     options: ServerFlags
     log: StartLog
     failure: StartFailure | None = None
-    has_probe: bool = False  # --worker-extension-cls plimsoll.inside.Probe
-    has_stats: bool = True  # False: --disable-log-stats, which also takes the vllm: metrics away
-    stays_when_dead: bool = False  # VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1
 
 
 def launch_of(
@@ -134,30 +137,13 @@ def launch_of(
         if name in flags.given and not flags.given[name].is_negated:
             raise BadInput(f"{name}: {why}")
     options = _options(line, environment, flags)
-    text = environment.get("VLLM_LOG_STATS_INTERVAL", "10")
-    try:
-        interval = float(text)
-    except ValueError:
-        interval = -1.0
-    if not 0 < interval < 1e9:
-        raise BadInput(f"VLLM_LOG_STATS_INTERVAL must be a number of seconds, not {text[:40]!r}")
-    has_stats = not flags.switch("--disable-log-stats")
     typed = {
         a.row.name.lstrip("-").replace("-", "_"): _typed_value(a, a.row)
         for a in line.arguments
         if a.row is not None and a.row.name != "--model"
     }
-    log = StartLog(
-        ledger,
-        plan.shape,
-        plan.model,
-        repr({"model_tag": plan.model, **typed}),
-        options.address,
-        options.is_dev_mode,
-        start_s,
-        interval if has_stats else 0.0,
-        not flags.switch("--disable-uvicorn-access-log"),
-    )
+    words = repr({"model_tag": plan.model, **typed})
+    log = StartLog(ledger, plan.shape, plan.model, words, options.address, options.is_dev_mode, start_s)
     sizes = memory_sizes(ledger, plan.shape)
     failure = failure_of(log, sizes, environment)
     settings, step_time = planned_settings(ledger.settings, ledger.kv_plan), StepTime()
@@ -185,15 +171,7 @@ def launch_of(
         workers=ledger.settings.tensor_parallel * ledger.settings.pipeline_parallel,
         seed=flags.integer("--seed") or 0,
     )
-    return Launchable(
-        config,
-        options,
-        log,
-        failure,
-        has_probe=flags.text("--worker-extension-cls") in PROBE,
-        has_stats=has_stats,
-        stays_when_dead=environment.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1",
-    )
+    return Launchable(config, options, log, failure)
 
 
 def step_time_of(ledger: Ledger, shape: ModelShape, settings: EngineLimits, times: Mapping[str, int]) -> StepTime:
@@ -228,27 +206,23 @@ def memory_sizes(ledger: Ledger, shape: ModelShape) -> MemorySizes:
 
 
 def _options(line: CommandLine, environment: Mapping[str, str], flags: Flags) -> ServerFlags:
-    port = flags.integer("--port")
-    port = 8000 if port is None else port
-    if not 0 <= port <= 65535:
-        raise BadInput(f"--port must lie between 0 and 65535, not {port}")
-    timeout = flags.number("--shutdown-timeout") or 0.0
-    if not 0 <= timeout < 1e9:
-        raise BadInput(f"--shutdown-timeout must be 0 or more, not {timeout:g}")
-    limits = [flags.integer(name) for name in _QUEUE_LIMITS]
-    for name, limit in zip(_QUEUE_LIMITS, limits, strict=True):
-        if limit is not None and limit < 0:
-            raise BadInput(f"{name} must be 0 or more, not {limit}")
+    port, requests, tokens = (flags.integer(name) for name in ("--port", *_QUEUE_LIMITS))
+    timeout = flags.number("--shutdown-timeout")
+    given = dict(zip(("--port", "--shutdown-timeout", *_QUEUE_LIMITS), (port, timeout, requests, tokens), strict=True))
+    for name, number in given.items():
+        if number is not None and not 0 <= number <= (65535 if name == "--port" else 2**31):
+            raise BadInput(f"{name} must lie between 0 and {65535 if name == '--port' else 2**31}, not {number:g}")
+    interval = decimal(environment.get("VLLM_LOG_STATS_INTERVAL", "10"), "VLLM_LOG_STATS_INTERVAL")
     keys = flags.given.get("--api-key")
     from_environment = (environment["VLLM_API_KEY"],) if environment.get("VLLM_API_KEY") else ()
     middleware = [a.values[-1] for a in line.arguments if a.row and a.row.name == "--middleware" and a.values]
     return ServerFlags(
         host=flags.text("--host") or HOST,
-        port=port,
+        port=8000 if port is None else port,
         api_keys=keys.values if keys is not None and keys.values else from_environment,
-        max_num_queued_reqs=limits[0],
-        max_num_queued_tokens=limits[1],
-        shutdown_timeout_s=timeout,
+        max_num_queued_reqs=requests,
+        max_num_queued_tokens=tokens,
+        shutdown_timeout_s=timeout or 0.0,
         middleware=tuple(middleware),
         root_path=flags.text("--root-path") or "",
         is_dev_mode=environment.get("VLLM_SERVER_DEV_MODE") == "1",
@@ -257,6 +231,11 @@ def _options(line: CommandLine, environment: Mapping[str, str], flags: Flags) ->
         forces_usage=bool(flags.switch("--enable-force-include-usage")),
         has_tools=bool(flags.switch("--enable-auto-tool-choice")) and flags.text("--tool-call-parser") is not None,
         has_sleep_mode=bool(flags.switch("--enable-sleep-mode")),
+        has_probe=flags.text("--worker-extension-cls") in PROBE,
+        has_stats=not flags.switch("--disable-log-stats"),
+        stats_interval_s=interval if interval > 0 else 10.0,
+        shows_requests=not flags.switch("--disable-uvicorn-access-log"),
+        stays_when_dead=environment.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1",
         token=environment.get("PLIMSOLL_TOKEN", ""),
     )
 

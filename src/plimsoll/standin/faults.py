@@ -70,35 +70,25 @@ def make_fault(kind: str, at: object = 0, lasts: object = None, value: object = 
 
 
 def _seconds(kind: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value) if abs(value) < 1e18 else math.inf
-    else:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d|)", str(value).strip())
-        if match is None:
-            raise BadInput(f"fault {kind}: {str(value)[:40]!r} is not a time; 30s, 5m and 2h are")
-        seconds = float(match[1]) * _SECONDS[match[2]]
-    if not 0 <= seconds < 1e9:
-        raise BadInput(f"fault {kind}: {str(value)[:40]!r} is not a time that can be waited for")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d|)", str(value).strip())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match is not None else math.inf
+    if seconds >= 1e9:
+        raise BadInput(f"fault {kind}: {str(value)[:40]!r} is not a time that can be waited for; 30s, 5m and 2h are")
     return seconds
 
 
 def _amount(kind: str, unit: str, value: object) -> float:
     if not unit:
         raise BadInput(f"fault {kind} takes no value")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        amount = float(value) if abs(value) < 1e30 else math.inf
-    elif unit.startswith("bytes"):
-        amount = float(parse_gib(str(value).removesuffix("/s")))
-    elif unit == "s":
-        amount = _seconds(kind, value)
+    if unit == "s":
+        return _seconds(kind, value)
+    if unit.startswith("bytes") and isinstance(value, str):
+        amount = float(parse_gib(value.removesuffix("/s")))
     else:
-        if not re.fullmatch(r"\d{1,9}", str(value)):
-            raise BadInput(f"fault {kind}: {str(value)[:40]!r} is not a number")
-        amount = float(str(value))
-    if unit == "count" and not (amount.is_integer() and amount <= MOST):
-        raise BadInput(f"fault {kind}: {str(value)[:40]!r} must be a whole number, {MOST} at most")
-    if not 0 <= amount < 2**62:
-        raise BadInput(f"fault {kind}: {str(value)[:40]!r} is out of range")
+        amount = float(str(value)) if re.fullmatch(r"\d{1,18}(?:\.\d+)?", str(value)) else math.nan
+    if not amount < 2**62 or (unit == "count" and not (amount.is_integer() and amount <= MOST)):
+        wanted = f"a whole number, {MOST} at most" if unit == "count" else "a number of bytes"
+        raise BadInput(f"fault {kind}: {str(value)[:40]!r} must be {wanted}")
     return amount
 
 

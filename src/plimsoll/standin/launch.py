@@ -118,14 +118,13 @@ def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> St
     faults = tuple(map(parse_fault, given.fault))
     if any(word.partition("=")[0] == "--fault" for word in given.verbatim or ()):
         raise BadInput("--fault is the stand-in's own: it goes in front of --")
-    options, places = _split_places(given)
-    if options.gpu is None and options.gpu_memory_gib is None:
-        options = replace(options, gpu=CARD)
+    options = replace(given, gpu=CARD) if given.gpu is None and given.gpu_memory_gib is None else given
     launch, folder = _launch(options)
     environment = {name: value for name, value in environ.items() if name.startswith("VLLM_")} | dict(launch.environment)
     launch = replace(launch, environment=tuple(environment.items()))
     engine = engine_named(options.vllm)
     options = replace(options, vllm=engine.asked, rest=(), verbatim=None)
+    places = [word for name, value in (("--host", given.host), ("--port", given.port)) if value for word in (name, value)]
     launch = replace(launch, arguments=(*launch.arguments, *places))
     config = config_of(launch, folder)
     if config is not None and config.entries is None:
@@ -162,20 +161,6 @@ def read_options(given: StandinCommandOptions, environ: Mapping[str, str]) -> St
     if left_out := [a.row.name for a in line.arguments if a.row is not None and a.row.name in NOT_IMITATED]:
         notes.append(f"read and not acted on: {', '.join(dict.fromkeys(left_out))}")
     return StandinOptions(launches, options.speed, faults, tuple(notes))
-
-
-def _split_places(options: StandinCommandOptions) -> tuple[StandinCommandOptions, list[str]]:
-    """Takes --host and --port out of the words beside a script or before a command; they override the command's own."""
-    rest, places = list(options.rest), list[str]()
-    if options.verbatim is None and not any(not word.startswith("-") and _is_file(word) for word in rest):
-        return options, []
-    position = 0
-    while position < len(rest):
-        if rest[position] in ("--host", "--port") and position + 1 < len(rest):
-            places += [rest.pop(position), rest.pop(position)]
-        else:
-            position += 1
-    return replace(options, rest=tuple(rest)), places
 
 
 def _is_file(word: str) -> bool:

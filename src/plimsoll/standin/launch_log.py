@@ -64,8 +64,6 @@ class StartLog:
     address: str = "http://127.0.0.1:8000"
     is_dev_mode: bool = False
     seconds: float = 0.0  # the time that the start takes
-    stats_interval_s: float = 10.0  # between two lines of throughput; 0: there are none
-    shows_requests: bool = True  # one line for each answer
 
     @property
     def release(self) -> str:

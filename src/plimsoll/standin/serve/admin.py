@@ -6,14 +6,14 @@ import asyncio
 import json
 import platform
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from plimsoll.standin.engine import SLEEP_STATES
-from plimsoll.standin.serve.protocol import Json, checked, dead, plain
+from plimsoll.standin.serve.protocol import Json, checked, dead, json_object, plain
 from plimsoll.standin.serve.service import Service
 
 PARTS = {"weights", "kv_cache"}  # an engine is awake when both are
@@ -126,7 +126,7 @@ async def reset_nothing(_service: Service, _request: Request) -> Response:
 
 async def abort_requests(service: Service, request: Request) -> Response:
     """Answers POST /abort_requests: aborts the named requests, or all."""
-    names = (await _object(request, "Invalid JSON format")).get("request_ids")
+    names = (await json_object(request, "Invalid JSON format")).get("request_ids")
     chosen = list(service.states.values())
     count = len(chosen)
     if names:
@@ -142,7 +142,7 @@ async def abort_requests(service: Service, request: Request) -> Response:
 
 async def collective_rpc(service: Service, request: Request) -> Response:
     """Answers POST /collective_rpc: the methods that the probe adds to a worker."""
-    method = (await _object(request, None)).get("method")
+    method = (await json_object(request, None)).get("method")
     if method is None:
         raise plain(400, "Missing 'method' in request body")
     if method == "plimsoll_figures":
@@ -152,16 +152,6 @@ async def collective_rpc(service: Service, request: Request) -> Response:
     if method == "plimsoll_compact":
         return Json({"results": service.engine.compact(service.driver.now_ns())})
     raise plain(501, f"a stand-in has no workers that could run {str(method)[:80]}")
-
-
-async def _object(request: Request, complaint: str | None) -> dict[str, Any]:
-    try:
-        content = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise plain(400, complaint or f"JSON decode error: {error}") from None
-    if not isinstance(content, dict):
-        raise plain(400, "Request body must be a JSON object")
-    return content
 
 
 async def server_info(service: Service, request: Request) -> Response:

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import hashlib
 import hmac
-import json
 import re
 import time
 import uuid
@@ -122,12 +121,8 @@ async def faults(service: Service, request: Request) -> Response:
     """Adds a fault (POST) or removes some (DELETE), and answers the faults that there are."""
     _check_token(service, request)
     if request.method != "GET":
-        body = await request.body()
-        try:
-            wanted = json.loads(body) if body.strip() else {}
-        except (ValueError, RecursionError):
-            raise protocol.HttpRefusal(400, "the body is not JSON") from None
-        if not isinstance(wanted, dict) or not all(name in KNOWN for name in wanted):
+        wanted = await protocol.json_object(request, "the body is not JSON") if await request.body() else {}
+        if not all(name in KNOWN for name in wanted):
             raise protocol.HttpRefusal(400, f"the body is not an object of {', '.join(KNOWN)}")
         kind, engine = wanted.get("kind"), service.engine
         if request.method == "DELETE":

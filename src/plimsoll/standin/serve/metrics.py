@@ -115,13 +115,8 @@ class ProcessFigures(ProcessCollector):
 
 
 class Metrics:
-    def __init__(
-        self, service: Service, more: CollectorRegistry | None = None, *, has_stats: bool = True, is_alone: bool = True
-    ) -> None:
-        """`more` are the gate's metrics, after vLLM's own. Without `has_stats` the engine shows no metrics.
-
-        `is_alone`: no other server is in this process.
-        """
+    def __init__(self, service: Service, more: CollectorRegistry, *, is_alone: bool = True) -> None:
+        """`more` are the gate's metrics, after vLLM's own. `is_alone`: no other server is in this process."""
         config = service.engine.config
         self._service = service
         self._process, http = CollectorRegistry(), CollectorRegistry()
@@ -130,12 +125,9 @@ class Metrics:
         first = self._host_resident()
         ProcessFigures(lambda: self._host_resident() - first, is_alone=is_alone, registry=self._process)
         self.http = HttpFigures(http)
-        self._behind = [http] if more is None else [http, more]
-        self._page = (
-            EnginePage(config.release, service.names[0], cache_labels=config.cache_labels, created=time.time())
-            if has_stats
-            else None
-        )
+        self._behind = [http, more]
+        page = EnginePage(config.release, service.names[0], cache_labels=config.cache_labels, created=time.time())
+        self._page = page if service.options.has_stats else None
         self._frozen: bytes | None = None
 
     def _host_resident(self) -> int:

@@ -114,21 +114,14 @@ class Port:
 
 
 def assemble(
-    driver: Driver,
-    options: ServerFlags,
-    *,
-    has_probe: bool = True,
-    has_stats: bool = True,
-    is_alone: bool = True,
-    settings: InsideSettings | None = None,
+    driver: Driver, options: ServerFlags, *, is_alone: bool = True, settings: InsideSettings | None = None
 ) -> Starlette:
     """Returns the app, with its service and its engine client in its state.
 
-    `has_probe`: the workers report their memory, as with the Probe extension; `settings` are the gate's. `is_alone`: no other
-    server is in this process.
+    `settings` are the gate's. `is_alone`: no other server is in this process.
     """
     service = Service(driver, options)
-    client = ClientView(service, has_probe=has_probe)
+    client = ClientView(service)
     registry = CollectorRegistry()  # the gate's
 
     def layer(app: Any, path: str) -> Any:
@@ -149,7 +142,7 @@ def assemble(
 
     # The last one named is the outermost, as in vLLM.
     layers = [Middleware(layer, path) for path in reversed(options.middleware)]
-    app = make_app(service, Metrics(service, registry, has_stats=has_stats, is_alone=is_alone), layers)
+    app = make_app(service, Metrics(service, registry, is_alone=is_alone), layers)
     app.state.engine_client = client
     app.state.args = options
     app.middleware_stack = app.build_middleware_stack()  # a middleware that cannot be made ends the start
@@ -207,9 +200,7 @@ class Life:
         if self._fails:
             lines = failed_lines(log, want_of_memory(log))
         else:
-            app = assemble(
-                driver, launch.options, has_probe=launch.has_probe, has_stats=launch.has_stats, is_alone=not self._is_quiet
-            )
+            app = assemble(driver, launch.options, is_alone=not self._is_quiet)
         starting = asyncio.create_task(say_in_time(() if self._is_quiet else lines, log.seconds / self._speed, log.release))
         stopping = asyncio.create_task(self._change.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -229,7 +220,7 @@ class Life:
 
         driver.on_turn = look
         app.state.service.on_death = meet
-        has_access_log = log.shows_requests and not self._is_quiet
+        has_access_log = launch.options.shows_requests and not self._is_quiet
         await self.port.open(app, root_path=launch.options.root_path, has_access_log=has_access_log)
         driver.start()
         began = time.monotonic()
@@ -252,7 +243,7 @@ class Life:
     async def _die(self, began: float) -> None:
         engine, watchdog_s = self.driver.engine, WATCHDOG_S / self._speed
         self._tell("death", engine.death or "", self._stats(0.0, 0.0), engine.died_of_logits)
-        if self.launch.stays_when_dead:
+        if self.launch.options.stays_when_dead:
             while not self._is_stopped:
                 await asyncio.sleep(LOOK_S)
         # Once a client was told that the engine is dead, vLLM ends without waiting for its watchdog.
@@ -279,13 +270,13 @@ class Life:
         self._tell("stopped")
 
     async def _tell_rates(self) -> None:
-        every_s = self.log.stats_interval_s
-        if self._is_quiet or not every_s:
+        options = self.launch.options
+        if self._is_quiet or not options.has_stats:
             return
         figures, was_idle = self.driver.engine.figures, 0
         before, before_ns = (figures.prompt_tokens, figures.generation_tokens), self.driver.now_ns()
         while True:
-            await asyncio.sleep(max(SHORTEST_S, every_s / self._speed))
+            await asyncio.sleep(max(SHORTEST_S, options.stats_interval_s / self._speed))
             now, now_ns = (figures.prompt_tokens, figures.generation_tokens), self.driver.now_ns()
             passed_s = max(1e-9, (now_ns - before_ns) / NS)
             is_idle = now == before and not figures.running and not figures.waiting
@@ -338,7 +329,7 @@ async def _serve(launches: Sequence[Launchable], speed: float, faults: Sequence[
     if is_fleet:
         first, last = lives[0].port.number, lives[-1].port.number
         print(f"plimsoll: {len(lives)} stand-ins on ports {first} to {last}", file=sys.stderr, flush=True)
-    elif launches[0].log.shows_requests:
+    elif launches[0].options.shows_requests:
         answers = logging.getLogger("uvicorn.access")
         line = launch_log.uvicorn('%(client_addr)s - "%(request_line)s" %(status_code)s')
         handler = logging.StreamHandler(sys.stdout)

@@ -272,10 +272,9 @@ class StandinScheduler:
 
 
 class ClientView:
-    def __init__(self, service: Service, *, has_probe: bool = True) -> None:
+    def __init__(self, service: Service) -> None:
         settings, limits = service.engine.config.settings, service.options
         self._service = service
-        self._has_probe = has_probe
         self.output_processor = SimpleNamespace(request_states=service.states)
         self.vllm_config = SimpleNamespace(
             scheduler_config=SimpleNamespace(
@@ -350,10 +349,10 @@ class ClientView:
 
     def alone(self, registry: Any) -> Alone:
         """Returns the objects of this server that its gate uses instead of its process's."""
-        engine, driver = self._service.engine, self._service.driver
+        engine, driver, has_probe = self._service.engine, self._service.driver, self._service.options.has_probe
         return Alone(
             self.pulse,
-            lambda: engine.worker_figures(driver.now_ns()) if self._has_probe else [],
+            lambda: engine.worker_figures(driver.now_ns()) if has_probe else [],
             registry,
             lambda requests: all(request.scheduled_ns < 0 for request in requests),
         )
