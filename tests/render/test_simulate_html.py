@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.render.simulate_html import page
-from plimsoll.simulate.replay import AtBlockSize, BlockMap, Replay
+from plimsoll.simulate.replay import AtBlockSize, Replay
 from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.summary import SeriesBuilder, summarise
 from plimsoll.simulate.traffic import generate, parse_synthetic
@@ -23,36 +23,31 @@ from tests.simulate.busy_runs import stepped
 from tests.simulate.golden_runs import hand_made, step_rows
 
 SIZES = [AtBlockSize(8, 0.3, 0.5, 3, 20.0), AtBlockSize(16, 0.6, 0.4, 2, 10.0), AtBlockSize(32, None, 0.0, 1, 5.0)]
-MAP = BlockMap(np.arange(6, dtype=np.int64) * 10**9, np.arange(66, dtype=np.uint8).reshape(6, 11) % 5)
 HOSTILE = "\"><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>]]>--></style>\x1b[31m"
 
 
 def _drawn(run: Replay, steps: list[list[int]], command: str = "plimsoll simulate t.csv", note: str = "a note") -> str:
     builder = SeriesBuilder()
     builder.add(step_rows(steps))
-    return page(summarise(run), run, builder.finish(), SIZES, MAP, command=command, notes=[note])
+    return page(summarise(run), run, builder.finish(), SIZES, command=command, notes=[note])
 
 
 def _whole(name: str = "t.csv", **more: str) -> str:
     return _drawn(hand_made(REQUESTS, STEPS, name=name), STEPS, **more)
 
 
-def _without_pictures(html: str) -> str:
-    return re.sub(r"base64,[^\"]*", "", html)
-
-
 def test_page_has_every_chart_and_says_what_each_shows() -> None:
-    """Eight pictures, each with its figures for the script and in words."""
+    """Seven pictures, each with its figures for the script and in words."""
     read = HtmlPage(_whole())
     pictures = read.tags("svg")
-    assert [attributes["role"] for attributes in pictures] == ["img"] * 8
+    assert [attributes["role"] for attributes in pictures] == ["img"] * 7
     drawn = [json.loads(attributes["data-chart"] or "") for attributes in pictures]
-    assert [chart.get("scale", "names") for chart in drawn] == ["time"] * 3 + ["log"] * 3 + ["names", "time"]
+    assert [chart.get("scale", "names") for chart in drawn] == ["time"] * 3 + ["log"] * 3 + ["names"]
     assert drawn[0]["marks"][0]["values"][0] > 0
     assert sum(drawn[2]["marks"][0]["values"]) == 1
     assert "running" in (pictures[1]["aria-label"] or "")
     for words in ("Cache use", "Requests at once", "Preemptions", "TTFT", "TPOT", "E2E", "Waste by block size",
-                  "busiest minute", "Settings", "plimsoll simulate t.csv", "a note", "partly filled"):  # fmt: skip
+                  "Settings", "plimsoll simulate t.csv", "a note"):  # fmt: skip
         assert words in read.text, words
 
 
@@ -60,7 +55,7 @@ def test_page_loads_nothing() -> None:
     """No address of any kind: pictures are in the page, and the browser is told to fetch nothing."""
     html = _whole()
     read = HtmlPage(html)
-    assert not re.search(r"https?:|url\(|@import|\bsrc=|//[a-z]", _without_pictures(html).replace(read.script, ""))
+    assert not re.search(r"https?:|url\(|@import|\bsrc=|//[a-z]", html.replace(read.script, ""))
     assert not re.search(
         r"https?:|fetch\(|XMLHttp|import|eval|innerHTML", read.script.replace('"http://www.w3.org/2000/svg"', "")
     )
@@ -117,18 +112,17 @@ def test_one_request_is_a_page(start: int) -> None:
     steps = [[start, start + 10 * MS, 1, 0, 100, 0, 5, 8]]
     html = _drawn(hand_made([request], steps), steps)
     read = HtmlPage(html)
-    assert not re.search(r"\bnan\b|\binf\b", _without_pictures(html))
+    assert not re.search(r"\bnan\b|\binf\b", html)
     assert "Nothing was preempted" in read.text
     assert "TTFT" in read.text
 
 
 def test_what_was_not_measured_is_left_out() -> None:
-    """No block sizes and no map: no such section."""
+    """No block sizes and no command: no such section."""
     run, builder = hand_made(REQUESTS, STEPS), SeriesBuilder()
     builder.add(step_rows(STEPS))
     read = HtmlPage(page(summarise(run), run, builder.finish()))
     assert "Waste by block size" not in read.text
-    assert "busiest minute" not in read.text
     assert "Command" not in read.text
 
 
@@ -152,12 +146,10 @@ def test_light_dark_and_print() -> None:
 
 
 def test_a_long_run_is_a_small_page() -> None:
-    """Two thousand requests with a busy map stay under 400 KB."""
+    """Two thousand requests stay under 200 KB."""
     traffic = generate(parse_synthetic("synthetic:requests=2000,rate=20,prompt=600,output=100"))
     (run, rows), builder = stepped(traffic, EngineLimits(num_blocks=1025), StepTime()), SeriesBuilder()
     builder.add(rows)
-    state = np.random.default_rng(1).integers(0, 5, (240, run.settings.num_blocks), dtype=np.uint8)
-    state = np.repeat(state[::8], 8, axis=0)  # blocks keep their state for a while
-    html = page(summarise(run), run, builder.finish(), SIZES, BlockMap(np.arange(240, dtype=np.int64) * 10**8, state))
-    assert len(html) < 400_000
+    html = page(summarise(run), run, builder.finish(), SIZES)
+    assert len(html) < 200_000
     assert f"{run.totals.finished:,}" in HtmlPage(html).text

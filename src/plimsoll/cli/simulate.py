@@ -241,18 +241,15 @@ def _write_page(
     path: str, typed: Sequence[str], given: Inputs, found: Replay, summary: Summary, series: Series
 ) -> None:  # fmt: skip
     from plimsoll.render.simulate_html import page
-    from plimsoll.simulate.replay import busiest_minute, map_blocks
     from plimsoll.simulate.summary import at_block_sizes
 
-    begin, end = busiest_minute(series)
     server = (given.trace, given.settings, given.step_time)
-    blocks = map_blocks(*server, begin, end, speedup=given.speedup) if end else None
     # The same memory cut into blocks of other sizes; groups have the sizes that vLLM gave them.
     sizes = () if given.settings.groups else BLOCK_SIZES
     with bar("other block sizes", "runs") as progress:
         by_size = at_block_sizes(*server, sizes, speedup=given.speedup, on_progress=progress)
     command = shlex.join(["plimsoll", "simulate", *typed])
-    write_file(path, page(summary, found, series, by_size, blocks, command=command, notes=given.notes))
+    write_file(path, page(summary, found, series, by_size, command=command, notes=given.notes))
 
 
 COMMAND = OptionsCommand("simulate", SimulateOptions, run, __doc__)

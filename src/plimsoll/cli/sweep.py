@@ -43,12 +43,11 @@ class SweepOptions(ReplayOptions):
     on: str | None = option("ray", "runs on a Ray cluster (ray://HOST:PORT, or one of this machine)")
     json: bool = switch("one object, schema plimsoll.sweep/1")
     csv: str | None = option("FILE", "a row a setting", read=file_named)
-    html: str | None = option("FILE", "a page", read=file_named)
     top: int = option("N", "rows of the table (20)", read=partial(whole, least=1), default=20)
 
 
 def run(options: SweepOptions) -> int:
-    check_words(options, "sweep", written=("csv", "html", "save_times"))
+    check_words(options, "sweep", written=("csv", "save_times"))
     from plimsoll.simulate.compiled import telling
 
     with telling(say_compiling):
@@ -57,10 +56,6 @@ def run(options: SweepOptions) -> int:
 
     if options.csv is not None:
         write_file(options.csv, report.as_csv(swept))
-    if options.html is not None:
-        from plimsoll.render.html import sweep_page
-
-        write_file(options.html, sweep_page(swept))
     show(report.sweep_as_json(swept) if options.json else report.sweep_as_text(swept, options.top))
     return 0 if not swept.failures else 1
 

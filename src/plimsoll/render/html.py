@@ -18,7 +18,7 @@ from plimsoll.redaction import one_line
 from plimsoll.render.flags import rewritten_line
 from plimsoll.render.plan import WASTE_NOTE, cell_text, gpus_of, legend_of, verdict, waste_cells, workload_sentences
 from plimsoll.render.simulate import first_of_all
-from plimsoll.render.tune import CURVES, SweepReport, TuneReport, sentences
+from plimsoll.render.tune import CURVES, TuneReport, sentences
 from plimsoll.render.tune import sweep_value_text as value_text
 from plimsoll.tune.answer import curve
 from plimsoll.tune.goodput import Score
@@ -35,7 +35,7 @@ def render(template: str, title: str, *, has_charts: bool = False, **facts: obje
     """The page; every text in it is cleaned and escaped, and only our own script may run where there are charts."""
     script = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("plot.js", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    policy = f"{POLICY}; img-src data:; script-src 'sha256-{digest}'" if has_charts else POLICY
+    policy = f"{POLICY}; script-src 'sha256-{digest}'" if has_charts else POLICY
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         finalize=lambda value: one_line(value) if type(value) is str else value,  # Markup has been cleaned already
@@ -101,7 +101,6 @@ def _depth(cell: Cell) -> int:
 
 
 _SHOWN = ("goodput", "met", "ttft_p99", "tpot_p99", "preemptions", "kv_peak")
-_MOST_ROWS = 2000
 
 
 def tune_page(report: TuneReport) -> str:
@@ -116,29 +115,11 @@ def tune_page(report: TuneReport) -> str:
         for trial in (found.tried if found is not None else ())
     ]  # fmt: skip
     return render(
-        "tune", title, has_charts=True, report=report, first_of_all=first_of_all, reasons=reasons,
+        "tune", title, has_charts=True, urgent=first_of_all(report.notes), reasons=reasons,
         eyebrow=f"plimsoll tune: {report.own.model}, {label(report.tuning)}",
         command=shlex.join(map(one_line, report.chosen.checked.rewritten)) if report.chosen is not None else "",
         curves=[_curve(name, line, chosen) for name, line in lines if len(line) > 1],
-        heading="All that was replayed in full", head=[*Candidate._fields, *_SHOWN, ""], rows=rows, more=report.notes,
-    )  # fmt: skip
-
-
-def sweep_page(report: SweepReport) -> str:
-    """Every setting, best first."""
-    names, ranked = list(report.axes), report.ranked
-    rows = [
-        ([*(value_text(point.values[name]) for name in names), *_score_figures(score)],
-         "" if point.option is None or point.option.is_safe else "unsafe")
-        for point, score in ranked[:_MOST_ROWS]
-    ]  # fmt: skip
-    more = [f"not replayed: {why}" for why in dict.fromkeys(why for _, why in report.failures)] + list(report.notes)
-    if len(ranked) > _MOST_ROWS:
-        more.append(f"and {len(ranked) - _MOST_ROWS} more: --csv FILE has them all")
-    return render(
-        "tune", f"{len(report.points)} settings on {report.traffic.trace.name}", report=report, first_of_all=first_of_all,
-        eyebrow=f"plimsoll sweep: {report.label}", reasons=(), command="", curves=(), heading="",
-        head=[*names, *_SHOWN, "plan says"], rows=rows, more=more,
+        head=[*Candidate._fields, *_SHOWN, ""], rows=rows, more=report.notes,
     )  # fmt: skip
 
 

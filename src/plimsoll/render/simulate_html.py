@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import struct
-import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from plimsoll.render import simulate as words
 from plimsoll.render.html import render
 from plimsoll.render.simulate import LATENCY_NAMES, counted, headline, percent, seconds
-from plimsoll.simulate.replay import FREE, AtBlockSize, BlockMap, Replay, Series
+from plimsoll.simulate.replay import AtBlockSize, Replay, Series
 from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, Latency, Summary, latencies_of
 from plimsoll.simulate.trace import Floats
 from plimsoll.units import format_count
 
-MOST_COLUMNS, MOST_ROWS = 900, 512  # pixels of the block map
 _MOST_BARS, _MOST_POINTS, _TABLE_ROWS = 125, 200, 24
 _NS = 1e9
-STATES = (  # of a block, by their codes: name, meaning, colour
-    ("free", "holds nothing", "#8c959f"),
-    ("cached", "free, but the prefix cache can still use it", "#a9c9f2"),
-    ("held", "by one request", "#2f6fd0"),
-    ("shared", "by several requests", "#8a55cf"),
-    ("partly filled", "held and not full: its empty slots are the waste", "#e69a2e"),
-)
 
 
 def page(
@@ -36,7 +24,6 @@ def page(
     replay: Replay,
     series: Series,
     waste_by_block_size: Sequence[AtBlockSize] = (),
-    block_map: BlockMap | None = None,
     *,
     command: str = "",
     notes: Sequence[str] = (),
@@ -52,7 +39,7 @@ def page(
         latency_head=("", *Latency._fields),
         latency_rows=[(name, map(seconds, getattr(summary, field))) for field, name in LATENCY_NAMES],
         by_size=waste_by_block_size, waste_chart=_waste_chart(waste_by_block_size, summary.settings.block_size),
-        map=None if block_map is None else draw(block_map), states=STATES, shown_settings=_settings(summary),
+        shown_settings=_settings(summary),
     )  # fmt: skip
 
 
@@ -139,52 +126,6 @@ def _waste_chart(rows: Sequence[AtBlockSize], current: int) -> dict[str, object]
     labels = [f"{waste:.2f} %" if waste < 1 else f"{waste:.1f} %" for waste in known]
     bars = {"colour": "use", "values": known, "labels": labels, "now": sizes.index(current) if current in sizes else -1}
     return {"names": sizes, "step": 1, "least": 0.1, "unit": " %", "marks": [bars]}
-
-
-class Drawing(NamedTuple):
-    """The block map, and the rule by which it was made smaller."""
-
-    drawn: dict[str, object]
-    pool: int
-    every: int  # one block in `every` is drawn
-    shares: list[float]  # of each state, over all blocks and moments, drawn or not
-
-
-def draw(blocks: BlockMap) -> Drawing | None:
-    """Time from left to right, blocks from bottom to top, without the null block; None where there is nothing to draw.
-
-    Drawing every n-th block keeps the shares of the states true; the most common state of n neighbours would not.
-    """
-    pool = blocks.state[:, 1:]
-    if pool.size == 0:
-        return None
-    every = -(-pool.shape[1] // MOST_ROWS)
-    moments = np.linspace(int(blocks.at_ns[0]), int(blocks.at_ns[-1]), min(MOST_COLUMNS, len(pool)))
-    shown = np.clip(np.searchsorted(blocks.at_ns, moments, side="right") - 1, 0, len(pool) - 1)
-    data = base64.b64encode(_png(np.ascontiguousarray(pool[shown, ::every].T[::-1]))).decode("ascii")
-    counts = np.bincount(pool.ravel(), minlength=len(STATES))[: len(STATES)]
-    size = pool.shape[1] * blocks.every
-    drawn = {
-        "scale": "time", "x": (int(blocks.at_ns[0]) / _NS, int(blocks.at_ns[-1]) / _NS), "top": size, "unit": "", "marks": [],
-        "image": f"data:image/png;base64,{data}",
-    }  # fmt: skip
-    return Drawing(drawn, size, every * blocks.every, (counts / pool.size).tolist())
-
-
-def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """An indexed picture; free blocks are transparent, so that it suits light and dark pages."""
-    rows, columns = pixels.shape
-    lines = np.pad(pixels, ((0, 0), (1, 0)))  # each line begins with its filter: 0, as it is
-    chunks = (
-        (b"IHDR", struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)),
-        (b"PLTE", b"".join(bytes.fromhex(colour[1:]) for _, _, colour in STATES)),
-        (b"tRNS", bytes(0 if code == FREE else 255 for code in range(len(STATES)))),
-        (b"IDAT", zlib.compress(lines.tobytes(), 9)),
-        (b"IEND", b""),
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
 
 
 def _settings(summary: Summary) -> list[tuple[str, str]]:

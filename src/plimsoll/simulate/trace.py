@@ -20,7 +20,6 @@ from plimsoll.errors import BadInput, TooLarge
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-States = npt.NDArray[np.uint8]
 
 
 class Trace(NamedTuple):

@@ -1,5 +1,5 @@
 // Draws every chart of a report from its data-chart. What it holds is made by render/simulate_html.py and render/html.py:
-// {x: [low, high] | names, scale: "time" | "log" | "names", step, top, unit, marks, dots, limit, image}.
+// {x: [low, high] | names, scale: "time" | "log" | "names", step, top, unit, marks, dots, limit}.
 const text = (value, unit) => value.toLocaleString("en") + unit;
 
 function show(svg) {
@@ -8,15 +8,11 @@ function show(svg) {
   const most = chart.top || Math.max(chart.least || 0, ...chart.marks.flatMap((mark) => mark.values));
   const ticks = roundTicks(most).filter((tick) => !chart.whole || Number.isInteger(tick));
   const range = chart.names ? [0, chart.names.length] : chart.x;
-  const on = plane({ wide, high, left: 64, right: 8, top: 30, bottom: 34 }, range, chart.image ? most : ticks.at(-1),
+  const on = plane({ wide, high, left: 64, right: 8, top: 30, bottom: 34 }, range, ticks.at(-1),
     chart.scale === "log" ? Math.log : undefined);
   const across = chart.names ? chart.names.map((name, place) => [place + 0.5, name])
     : chart.scale === "log" ? logTicks(...range).map((one) => [one, spanText(one)]) : timeTicks(...range).map((one) => [one, momentText(one)]);
-  svg.append(...axes(on, across, ticks.filter((tick) => !chart.image || tick <= most).map((tick) => [tick, text(tick, chart.unit)])));
-  if (chart.image) {
-    const place = { x: on.left, y: on.top, width: on.end - on.left, height: on.floor - on.top };
-    svg.append(draw("rect", { class: "frame", ...place }), draw("image", { class: "pixels", preserveAspectRatio: "none", href: chart.image, ...place }));
-  }
+  svg.append(...axes(on, across, ticks.map((tick) => [tick, text(tick, chart.unit)])));
   for (const mark of chart.marks) svg.append(...(mark.labels || mark.bars ? bars : line)(on, chart, mark, range[0]));
   if (chart.limit) {
     svg.append(draw("path", { class: "limit", d: `M${on.left} ${on.y(most)}H${on.end}` }),
