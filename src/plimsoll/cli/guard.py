@@ -26,10 +26,10 @@ from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.cluster import KUBECONFIG, kubeconfig_access
 from plimsoll.guard.config import GuardConfig, is_loopback, listen_of, read_guard_config
 from plimsoll.guard.config_fields import SHORTEST_TOKEN
-from plimsoll.guard.config_reader import USUAL_CANARY_S, open_secret, read_token, seconds_in
+from plimsoll.guard.config_reader import USUAL_CANARY_S, open_secret, read_token
 from plimsoll.guard.daemon.run import GuardOptions, OwnEngine, own_engine, watch
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
-from plimsoll.guard.judge.policy import Policy, PolicyError, read_policy
+from plimsoll.guard.judge.policy import Policy, PolicyError, amount, read_policy
 from plimsoll.launch.options import Words, count, option, switch
 from plimsoll.net.address import address
 from plimsoll.net.client import TRUST, FileToken
@@ -138,18 +138,8 @@ def _policy(config: GuardConfig, every: str | None) -> Policy:
     try:
         policy = read_policy(config.policy)
     except PolicyError as error:
-        table, key = error.place
-        path = [int(part) if part.isdecimal() else part for part in (*table.split("."), key) if part]
-        raise config.refuse(error.message, "policy", *path) from None
-    if every is None:
-        return policy
-    try:
-        every_s = seconds_in(every)
-    except BadInput as error:
-        raise BadInput(f"--every: {error}") from None
-    if not 1.0 <= every_s <= 300.0:
-        raise BadInput(f"--every must lie between 1 and 300 s, not {every_s:g}")
-    return policy._replace(every_s=every_s)
+        raise config.refuse(str(error), "policy", *error.place) from None
+    return policy if every is None else policy._replace(every_s=amount("--every", every, "s", 1.0, 300.0))
 
 
 COMMAND = OptionsCommand("guard", GuardCommandOptions, run, __doc__)

@@ -40,8 +40,9 @@ from plimsoll.cli.main import OptionsCommand
 from plimsoll.doctor.rules.trend_growth import duration
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard.api.token import token_path
-from plimsoll.guard.config_reader import knob_values, read_token, seconds_in
+from plimsoll.guard.config_reader import knob_values, read_token
 from plimsoll.guard.daemon.journal import ABSENT, UNREADABLE, read_journal
+from plimsoll.guard.judge.policy import amount
 from plimsoll.inside.knobs import KNOBS
 from plimsoll.launch.options import Words, count, first_given, option, switch
 from plimsoll.net.address import address
@@ -172,7 +173,7 @@ def _set(engine: str, words: Sequence[str], options: GuardctlOptions) -> int:
         raise BadInput("set which knob? max-num-seqs=24, or --clear" if not body else "a knob or --clear, not both")
     knob_values(body)
     if options.for_ is not None:
-        seconds_in(options.for_)
+        amount("--for", options.for_, "s")
         body["for"] = options.for_
     answer = GuardClient(options, os.environ).post(f"/v1/engines/{quote(engine, safe='')}/set", body)
     return _show_answer(*answer, is_json=options.json)

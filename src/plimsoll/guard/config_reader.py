@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import functools
 import json
-import math
 import re
 import stat
 import tomllib
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.config_fields import SHORTEST_TOKEN, ConfigTable, Key, WrongKey, declared
+from plimsoll.guard.judge.policy import amount
 from plimsoll.inside.knobs import HEADROOM, KNOBS
 from plimsoll.net.address import address
 from plimsoll.net.client import FileToken
@@ -26,7 +26,6 @@ MOST_TOKEN_BYTES = 4_096
 MOST_WORDS = 200  # of a command
 LONGEST_SOCKET = 107  # bytes: the longest path that the kernel accepts
 USUAL_CANARY_S = 30.0
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 KeyPath = tuple[str | int, ...]
 
@@ -132,39 +131,35 @@ class ConfigReader:
             raise self.wrong((*place, error.key) if error.key else place, error.message) from None
 
     def _value(self, place: KeyPath, key: Key, value: Any) -> Any:
+        if key.kind == "tables" and isinstance(value, list):
+            return tuple(self.read((*place, number), row, *key.classes) for number, row in enumerate(value))
+        if key.kind == "table" and key.classes:
+            return self.read(place, value, *key.classes)
         try:
-            plain = self._plain(place, key, value)
+            plain = self._plain(key, value)
             return plain if key.convert is None else key.convert(plain)
-        except ValueError as error:
+        except (ValueError, BadInput) as error:
             raise self.wrong(place, str(error)) from None
 
-    def _plain(self, place: KeyPath, key: Key, value: Any) -> Any:
-        """Converts the value by its kind; ValueError for one that it cannot be."""
+    def _plain(self, key: Key, value: Any) -> Any:
+        """Converts the value by its kind; ValueError or BadInput for one that it cannot be."""
         name = key.name
         match key.kind:
             case "tables":
-                if not isinstance(value, list):
-                    raise ValueError(f"write [[{name}]], once for each")
-                return tuple(self.read((*place, number), row, *key.classes) for number, row in enumerate(value))
-            case "table" if key.classes:
-                return self.read(place, value, *key.classes)
-            case "table":
-                if not isinstance(value, dict):
-                    raise ValueError(f"[{name}] is a table")
-                return value
+                raise ValueError(f"write [[{name}]], once for each")
+            case "table" if not isinstance(value, dict):
+                raise ValueError(f"[{name}] is a table")
             case "canary" if isinstance(value, bool):
                 return USUAL_CANARY_S if value else None
             case "time" | "canary":
-                return _seconds(key, value)
-            case "count":
-                if isinstance(value, bool) or not isinstance(value, int) or not key.low <= value <= key.high:
-                    raise ValueError(f"{name} is a whole number from {key.low:g} to {key.high:g}")
-                return value
+                return amount(name, value, "s", key.low, key.high)
             case "share":
-                return _share(key, value)
-            case "switch":
-                if not isinstance(value, bool):
-                    raise ValueError(f"{name} is true or false")
+                return amount(name, value, "share", key.low, key.high)
+            case "count" if isinstance(value, bool) or not isinstance(value, int) or not key.low <= value <= key.high:
+                raise ValueError(f"{name} is a whole number from {key.low:g} to {key.high:g}")
+            case "switch" if not isinstance(value, bool):
+                raise ValueError(f"{name} is true or false")
+            case "table" | "count" | "switch":
                 return value
             case "words":
                 return _command(name, value)
@@ -181,35 +176,28 @@ class ConfigReader:
             raise ValueError(f"{key.name} has no {text[:40]!r}; there is: {', '.join(key.choices)}")
         if key.pattern and not re.fullmatch(key.pattern, text):
             raise ValueError(f"{text[:70]!r} is not {key.pattern_name}")
-        try:
-            match key.kind:
-                case "url" | "urls":
-                    address(text)
-                    return text.strip()
-                case "gate":
-                    return _gate(text)
-                case "files":
-                    return str(self._folder / text)
-                case "path" | "socket":
-                    return self._path(key, text)
-                case "secret":
-                    path = self._path(key, text)
-                    self.warnings |= {warning: None} if (warning := open_secret(path)) else {}
-                    return FileToken(path, functools.partial(read_token, shortest=int(key.low)))
-                case "plan":
-                    return _planned_tokens(self._folder / text)
-                case "timezone" if text != "UTC":  # UTC needs no list of time zones on the machine
-                    try:
-                        zoneinfo.ZoneInfo(text)
-                    except (KeyError, ValueError, OSError):
-                        raise ValueError(
-                            f"{text[:60]!r} is no time zone that this machine knows; such as Europe/Berlin"
-                        ) from None
-                    return text
-                case _:
-                    return text
-        except BadInput as error:
-            raise ValueError(str(error)) from None
+        match key.kind:
+            case "url" | "urls":
+                address(text)
+                return text.strip()
+            case "gate":
+                return _gate(text)
+            case "files":
+                return str(self._folder / text)
+            case "path" | "socket":
+                return self._path(key, text)
+            case "secret":
+                path = self._path(key, text)
+                self.warnings |= {warning: None} if (warning := open_secret(path)) else {}
+                return FileToken(path, functools.partial(read_token, shortest=int(key.low)))
+            case "plan":
+                return _planned_tokens(self._folder / text)
+            case "timezone" if text != "UTC":  # UTC needs no list of time zones on the machine
+                try:
+                    zoneinfo.ZoneInfo(text)
+                except (KeyError, ValueError, OSError):
+                    raise ValueError(f"{text[:60]!r} is no time zone that this machine knows; such as Europe/Berlin") from None
+        return text
 
     def _path(self, key: Key, text: str) -> str:
         if not text:
@@ -231,24 +219,6 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > 1_000 or not value.isprintable():
         raise ValueError(f"{name} is a text on one line")
     return value
-
-
-def _seconds(key: Key, value: Any) -> float:
-    try:
-        seconds = seconds_in(value)
-    except BadInput as error:
-        raise ValueError(f"{key.name}: {error}") from None
-    if not key.low <= seconds <= key.high:
-        raise ValueError(f"{key.name} must lie between {key.low:g} and {key.high:g} s, not {seconds:g}")
-    return seconds
-
-
-def _share(key: Key, value: Any) -> float:
-    percent = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", value) if isinstance(value, str) else None
-    share = float(percent[1]) / 100 if percent else value
-    if isinstance(share, bool) or not isinstance(share, int | float) or not key.low <= share <= key.high:
-        raise ValueError(f"{key.name} is a share from {key.low:g} to {key.high:g}, or in percent")
-    return float(share)
 
 
 def _command(name: str, value: Any) -> tuple[str, ...]:
@@ -317,14 +287,3 @@ def knob_values(asked: Mapping[str, str]) -> dict[str, float]:
             raise BadInput(f"{name}={word[:40]}: {'a share below 1, such as 0.05' if is_share else 'a whole number from 1'}")
         values[name] = float(word) if is_share else int(word)
     return values
-
-
-def seconds_in(value: Any) -> float:
-    """Returns the seconds in 5, "5s", "2m" or "1h"."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value) if abs(value) < 1e15 else math.inf  # TOML's whole numbers can exceed a float
-    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]{0,2})\s*", value) if isinstance(value, str) else None
-    factor = None if found is None else {**_SECONDS, "": 1.0}.get(found[2])
-    if found is None or factor is None:
-        raise BadInput(f"{str(value)[:40]!r} is no time; write 30s, 5m or 2h")
-    return float(found[1]) * factor

@@ -15,11 +15,12 @@ from plimsoll.guard.act.journal_entry import OPENED
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.ports import JournalWriter, Outcome, failed
 from plimsoll.guard.act.steps import ActionRun
-from plimsoll.guard.config_reader import knob_values, seconds_in
+from plimsoll.guard.config_reader import knob_values
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, Conductor
 from plimsoll.guard.daemon.journal import read_journal
 from plimsoll.guard.daemon.knob_settings import KnobSettings
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
+from plimsoll.guard.judge.policy import amount
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.inside.knobs import KNOBS, LONGEST_LEASE_S
 from plimsoll.net.server import HttpAnswer, error
@@ -173,7 +174,7 @@ async def _change(actions: ActionDesk, verb: str, engine: str, asked: Mapping[st
     did = ""
     if verb == SET:
         try:
-            values, for_s = knob_values(asked), seconds_in(asked.get("for", "1h"))
+            values, for_s = knob_values(asked), amount("for", asked.get("for", "1h"), "s")
         except BadInput as problem:
             return error(400, str(problem))
         if not 0 < for_s <= LONGEST_LEASE_S:

@@ -9,15 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from plimsoll.errors import PlimsollError
-from plimsoll.guard.act.decide import (
-    ASKED,
-    BROKEN_KINDS,
-    enough_cache,
-    is_active,
-    is_ready,
-    troubles,
-    was_restarted,
-)
+from plimsoll.guard.act.decide import ASKED, BROKEN_KINDS, enough_cache, is_active, is_ready, troubles, was_restarted
 from plimsoll.guard.act.idle import IdleSample, idleness
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import (

@@ -16,16 +16,7 @@ from plimsoll.guard.act.steps import ActionRun
 from plimsoll.guard.judge.look import CardState, Look, Reach, WorkerMemory
 from plimsoll.redaction import hide_user_text, redact
 from plimsoll.render.doctor import finding_json
-from plimsoll.render.guard import (
-    Clock,
-    EngineView,
-    Event,
-    canary_json,
-    condition_json,
-    event_json,
-    forecast_json,
-    grade_of,
-)
+from plimsoll.render.guard import Clock, EngineView, Event, canary_json, condition_json, event_json, forecast_json, grade_of
 from plimsoll.render.journal import entry_sentence
 from plimsoll.unknown import Reading, Unknown
 

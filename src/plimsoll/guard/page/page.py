@@ -18,16 +18,7 @@ from plimsoll.guard.daemon.observer import Fleet, WatchedEngine
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.load import RATE_S, expected_wait, mean_latency, recompute_share
 from plimsoll.guard.judge.look import Reach
-from plimsoll.guard.page.engine import (
-    EngineControl,
-    EngineState,
-    id_of,
-    journal,
-    row,
-    sections,
-    shown,
-    tidy,
-)
+from plimsoll.guard.page.engine import EngineControl, EngineState, id_of, journal, row, sections, shown, tidy
 from plimsoll.net.server import HttpAnswer, Stream, error
 from plimsoll.render.guard import Clock, Trouble, trouble_json
 from plimsoll.render.journal import entry_json
