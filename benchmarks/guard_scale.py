@@ -94,7 +94,6 @@ def full_judge(first: Look) -> Judge:
 async def watch(first_port: int, count: int) -> dict[str, float]:
     """Watch so many engines for a while; what it took in this process."""
     from plimsoll.guard.api.api import GuardApi
-    from plimsoll.guard.daemon.engine_figures import LabelSets
     from plimsoll.guard.daemon.engine_look import EngineWatcher
     from plimsoll.guard.daemon.host import SameHost
     from plimsoll.guard.daemon.observer import Fleet, ObserverPorts
@@ -102,15 +101,14 @@ async def watch(first_port: int, count: int) -> dict[str, float]:
     from plimsoll.guard.judge.look import Reach
     from plimsoll.guard.judge.policy import read_policy
 
-    labels = LabelSets()
     said: list[Event] = []
     policy = read_policy({})._replace(every_s=EVERY_S)
 
     def watcher(target: EngineConfig) -> EngineWatcher:
         same_host = SameHost(first_port) if count == 1 else None
-        return EngineWatcher(target.url, labels=labels, same_host=same_host)
+        return EngineWatcher(target.url, same_host=same_host)
 
-    probe = EngineWatcher(f"http://127.0.0.1:{first_port}", labels=labels)
+    probe = EngineWatcher(f"http://127.0.0.1:{first_port}")
     first = await probe.look(time.monotonic(), time.time())
     await probe.close()
     assert first.reach is Reach.ANSWERS, first.why
@@ -215,12 +213,10 @@ def parse() -> None:
     """One page, read by both."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    from plimsoll.guard.daemon.engine_figures import LabelSets, PageReader
-
-    labels = LabelSets()
+    from plimsoll.guard.daemon.engine_figures import PageReader
 
     def ours(page: bytes) -> None:
-        reader = PageReader(labels)
+        reader = PageReader()
         for at in range(0, len(page), 65_536):
             reader.feed(page[at : at + 65_536])
         reader.done()

@@ -125,10 +125,10 @@ def _with_api(config: GuardConfig, options: GuardCommandOptions, environ: Mappin
     if api.read_token is not None and api.read_token == api.token:
         raise BadInput("[api] read_token_file: the token that only reads must be another one than the API's own")
     if options.listen is not None:
-        listen = listen_of(options.listen)
-        if listen is None:
-            raise BadInput(f"--listen {options.listen[:100]!r} is not HOST:PORT")
-        api = replace(api, listen=listen)
+        try:
+            api = replace(api, listen=listen_of(options.listen))
+        except BadInput:
+            raise BadInput(f"--listen {options.listen[:100]!r} is not HOST:PORT") from None
         if not is_loopback(api.host) and api.token is None:
             raise BadInput(f"--listen {api.host} is not this machine alone: that needs --token-file or $PLIMSOLL_GUARD_TOKEN")
     return replace(config, api=api)

@@ -41,19 +41,12 @@ class Listen(NamedTuple):
     port: int = 9790
 
 
-def listen_of(text: str) -> Listen | None:
-    """Returns the host and port in "HOST:PORT" or ":PORT"; None if it is neither."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not re.fullmatch(r"\d{1,5}", port) or not int(port) < 65_536:
-        return None
-    host = host.removeprefix("[").removesuffix("]")
-    return Listen(host or "127.0.0.1", int(port)) if re.fullmatch(r"[A-Za-z0-9.:_-]*", host) else None
-
-
-def _listen(text: str) -> Listen:
-    if (listen := listen_of(text)) is None:
-        raise ValueError('listen is "HOST:PORT", for instance "127.0.0.1:9790"')
-    return listen
+def listen_of(text: str) -> Listen:
+    """Returns the host and port in "HOST:PORT" or ":PORT"; BadInput if it is neither."""
+    found = re.fullmatch(r"\[?([A-Za-z0-9.:_-]*?)\]?:(\d{1,5})", text)
+    if found is None or not int(found[2]) < 65_536:
+        raise BadInput('listen is "HOST:PORT", for instance "127.0.0.1:9790"')
+    return Listen(found[1] or "127.0.0.1", int(found[2]))
 
 
 def is_loopback(host: str) -> bool:
@@ -66,7 +59,7 @@ class ApiConfig(key.ConfigTable):
 
     listen: Listen | None = key.word(
         None, "where its API listens; another address than this machine's needs a token",
-        shown_default="127.0.0.1:9790", convert=_listen,
+        shown_default="127.0.0.1:9790", convert=listen_of,
     )  # fmt: skip
     token: str | None = key.secret("the API's token; default: one is drawn")
     read_token: str | None = key.secret("a second token that reads everything and can do nothing: for Prometheus")

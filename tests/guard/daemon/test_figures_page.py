@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as text_form
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.guard.daemon import engine_figures
-from plimsoll.guard.daemon.engine_figures import LabelSets, PageFigures, PageReader
+from plimsoll.guard.daemon.engine_figures import PageFigures, PageReader
 from plimsoll.guard.judge.look import CoreFigures
 from plimsoll.standin import stand_in
 from plimsoll.vllm.metrics_page import parse_page
@@ -87,9 +86,9 @@ def read_figures(page: bytes, engine: Engine | None = None) -> PageFigures:
     return reader.done(engine)
 
 
-def in_pieces(page: bytes, sizes: list[int], labels: LabelSets | None = None) -> PageFigures:
+def in_pieces(page: bytes, sizes: list[int]) -> PageFigures:
     """The page read as a network would bring it."""
-    reader, at = PageReader(labels), 0
+    reader, at = PageReader(), 0
     for size in sizes:
         reader.feed(page[at : at + size])
         at += size
@@ -236,25 +235,6 @@ def test_workers_are_bounded() -> None:
     assert len(found) == engine_figures.WORKERS_MAX
     assert (found[0].rank, found[-1].rank) == ("0/0", "0/1023")
     assert read_figures(line % (b"x" * 100)).workers == ()
-
-
-def test_labels_that_are_kept_are_few() -> None:
-    """Whatever an engine sends, look after look, what is kept of it stays small; vLLM's own longest labels are kept."""
-    labels = LabelSets()
-    tracemalloc.start()
-    for page in range(12):
-        reader = PageReader(labels)
-        for number in range(250):
-            reader.feed(b'vllm:num_requests_running{a="%s%d"} 1\n' % (b"x" * 31_000, page * 250 + number))
-            reader.feed(b'vllm:num_requests_waiting{a="%s%d"} 1\n' % (b"x" * 1_900, page * 250 + number))
-        assert reader.done().figures == {"running": 250, "waiting": 250}
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held < engine_figures.LABEL_BYTES_MAX + (4 << 20)
-    assert all(len(text) <= engine_figures.LABEL_TEXT_MAX for text in labels._known)
-    known = LabelSets()
-    in_pieces(CAPTURED, [], known)
-    assert any(b"num_gpu_blocks" in text for text in known._known)
 
 
 def test_the_probe_s_figures_of_every_worker() -> None:

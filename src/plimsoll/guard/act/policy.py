@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.judge.tracker import Grade
@@ -46,13 +46,15 @@ def _hours(texts: tuple[str, ...]) -> tuple[Hours, ...]:
     return tuple(windows)
 
 
+def _rungs(default: tuple[Grade, ...], text: str) -> Any:
+    return key.words(default, text, choices=tuple(map(str, _RUNGS)), convert=lambda texts: tuple(map(Grade, texts)))
+
+
 @dataclass(frozen=True, slots=True)
 class ActPolicy(key.ConfigTable):
     """[act], for the whole fleet. Times are seconds; a path is None if it was not named."""
 
-    rungs: tuple[Grade, ...] = key.words(
-        _RUNGS, "what guard may do at all", choices=tuple(map(str, _RUNGS)), convert=lambda texts: tuple(map(Grade, texts))
-    )
+    rungs: tuple[Grade, ...] = _rungs(_RUNGS, "what guard may do at all")
     restarts_per_hour: int = key.count(2, 0, 20, "of one engine, whoever made them")
     restarts_per_day: int = key.count(6, 0, 100, "of one engine, whoever made them")
     fleet_restarts_per_hour: int = key.count(4, 0, 100, "of all engines together")
@@ -80,10 +82,7 @@ class ActPolicy(key.ConfigTable):
     probation_s: float = key.duration(600.0, 10.0, DAY_S, "how long it is watched before its restart counts as a success")
     shed_wait_s: float = key.duration(20.0, 1.0, 3_600.0, "new work that would wait longer is refused while it sheds")
     shed_lease_s: float = key.duration(120.0, 15.0, 3_600.0, "should guard be gone, the gate sheds no longer after it")
-    approve: tuple[Grade, ...] = key.words(
-        (), "what guard only does after a person has approved it", choices=tuple(map(str, _RUNGS)),
-        convert=lambda texts: tuple(map(Grade, texts)),
-    )  # fmt: skip
+    approve: tuple[Grade, ...] = _rungs((), "what guard only does after a person has approved it")
     approve_within_s: float = key.duration(3_600.0, 60.0, DAY_S, "how long guard waits for that")
     journal: str | None = key.path("default: guard.journal in $STATE_DIRECTORY, else in $XDG_STATE_HOME/plimsoll")
     evidence: str | None = key.path("a folder; default: evidence beside the journal")

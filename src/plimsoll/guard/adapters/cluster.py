@@ -23,7 +23,7 @@ from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import yaml
 
@@ -57,7 +57,7 @@ class ApiCall:
 
 LEASE_NAME = "plimsoll-guard"
 _TABLES = yaml.safe_load(files("plimsoll.guard.adapters").joinpath("cluster.yaml").read_text(encoding="utf-8"))
-LEAVING_TAINTS: Mapping[str, str] = _TABLES["leaving"]
+TAINTS: Mapping[str, str] = _TABLES["leaving"]
 
 
 def _call(call: str, use: str) -> ApiCall:
@@ -273,6 +273,21 @@ class ClusterClient:
             return bearer(token) if token else {}
         except BadInput:
             return Lost(Loss.SILENT, "cannot be asked: the token holds letters that a header cannot have")
+
+
+def pod_path(namespace: str, pod: str = "") -> str:
+    """Returns the path of a pod, or of all pods of a namespace."""
+    path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+    return f"{path}/{quote(pod, safe='')}" if pod else path
+
+
+async def evict(cluster: ClusterClient, namespace: str, pod: str, uid: str) -> Reply | Lost:
+    """Asks for the eviction of just this pod: never of another one of the same name."""
+    body = {
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace},
+        "deleteOptions": {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}},
+    }  # fmt: skip
+    return await cluster.ask("POST", f"{pod_path(namespace, pod)}/eviction", body)
 
 
 def reason_of(reply: Reply | Lost) -> str:

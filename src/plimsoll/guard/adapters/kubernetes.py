@@ -20,7 +20,7 @@ from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.adapters.cluster import LEAVING_TAINTS, OBJECT_NAME, ClusterClient, namespace_key, reason_of
+from plimsoll.guard.adapters.cluster import OBJECT_NAME, TAINTS, ClusterClient, evict, namespace_key, pod_path, reason_of
 from plimsoll.net.client import Lost, Reply, table, tables
 
 LOOK_EVERY_S = 1.0
@@ -203,7 +203,7 @@ def node_leaving(item: Mapping[str, Any]) -> tuple[str, bool]:
     """Returns why a node is about to lose its pods, and True if it is being taken back, False if it is only cordoned."""
     name, spec = _name(table(item.get("metadata")).get("name")), table(item.get("spec"))
     for taint in tables(spec.get("taints")):
-        known = LEAVING_TAINTS.get(str(taint.get("key")))
+        known = TAINTS.get(str(taint.get("key")))
         if known or taint.get("effect") == "NoExecute":
             return f"its node {name} has the taint {_words(taint.get('key'))}: {known or 'its pods are evicted'}", True
     return (f"its node {name} is cordoned", False) if spec.get("unschedulable") is True else ("", False)
@@ -344,7 +344,7 @@ class PodEviction:
 
     async def _look(self) -> Mapping[str, Any] | str | Outcome:
         """Returns the pod, `_GONE`, or an outcome that says why it is unknown."""
-        reply = await self._cluster.ask("GET", self._path(f"pods/{quote(self._pod, safe='')}"))
+        reply = await self._cluster.ask("GET", pod_path(self._namespace, self._pod))
         if reply.status == 404 and reply.table().get("kind") == "Status":
             return _GONE
         if reply.status != 200:
@@ -381,7 +381,7 @@ class PodEviction:
 
     async def _pods(self) -> list[Pod] | Outcome:
         query = f"?limit={MOST_PODS}" + (f"&labelSelector={quote(self._selector, safe='')}" if self._selector else "")
-        reply = await self._cluster.ask("GET", self._path("pods") + query)
+        reply = await self._cluster.ask("GET", pod_path(self._namespace) + query)
         if reply.status != 200:
             return unsure(f"the cluster does not list its pods: {reason_of(reply)}")
         answer = reply.table()
@@ -394,13 +394,8 @@ class PodEviction:
 
     async def _evict(self, end_s: float) -> Outcome | None:
         """Evicts it: None if accepted, or if the pod is gone already; else why not. Waits for a Retry-After within time."""
-        body = {
-            "apiVersion": "policy/v1", "kind": "Eviction",
-            "metadata": {"name": self._pod, "namespace": self._namespace},
-            "deleteOptions": {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": self._uid}},
-        }  # fmt: skip
         while True:
-            reply = await self._cluster.ask("POST", self._path(f"pods/{quote(self._pod, safe='')}/eviction"), body)
+            reply = await evict(self._cluster, self._namespace, self._pod, self._uid)
             if isinstance(reply, Lost):
                 # Repeating is safe: the uid is the precondition.
                 says = f"whether the pod was evicted is not known: {reply.why}"
@@ -429,9 +424,6 @@ class PodEviction:
         if not self._is_owner_checked:
             return {}
         return {"pod": self._pod, "namespace": self._namespace, "selector": self._selector, "uid": self._uid}
-
-    def _path(self, rest: str) -> str:
-        return f"/api/v1/namespaces/{quote(self._namespace, safe='')}/{rest}"
 
 
 async def top_owner(cluster: ClusterClient, namespace: str, owner: Owner) -> Owner | str:

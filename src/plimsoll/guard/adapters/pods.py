@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
-from plimsoll.guard.adapters.cluster import NAMESPACE, ClusterClient, reason_of
+from plimsoll.guard.adapters.cluster import NAMESPACE, ClusterClient, pod_path, reason_of
 from plimsoll.guard.adapters.hooks import ReadinessConfig
 from plimsoll.guard.adapters.kubernetes import (
     LABELS,
@@ -219,15 +219,12 @@ class PodFinder:
 
     # Pods
 
-    def _path(self, namespace: str) -> str:
-        return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
-
     async def _list(self, namespace: str) -> float:
         """Reads all pods of a namespace; returns the seconds until the next try, 0 where it worked."""
         query, found = {"labelSelector": self._asked.selector, "limit": str(PAGE_PODS)}, dict[str, Pod]()
         end_s = self._clock() + LIST_S
         for _ in range(MOST_PAGES):
-            reply = await self._cluster.ask("GET", f"{self._path(namespace)}?{urlencode(query)}")
+            reply = await self._cluster.ask("GET", f"{pod_path(namespace)}?{urlencode(query)}")
             page = reply.table()
             items, about = page.get("items"), table(page.get("metadata"))
             if isinstance(reply, Lost) or reply.status != 200 or not isinstance(items, list):
@@ -267,7 +264,7 @@ class PodFinder:
                     continue
             began_s = self._clock()
             query = {"labelSelector": self._asked.selector, "resourceVersion": self._versions[namespace]}
-            reply = await self._cluster.watch(self._path(namespace), query, take)
+            reply = await self._cluster.watch(pod_path(namespace), query, take)
             if reply.status == 410:
                 self._versions[namespace] = ""
             elif reply.status != 200 and not (isinstance(reply, Lost) and reply.was_begun):

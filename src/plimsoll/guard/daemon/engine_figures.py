@@ -21,17 +21,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.errors import BadInput, TooLarge
+from plimsoll.errors import TooLarge
 from plimsoll.guard.judge.look import CoreFigures, WorkerMemory
 from plimsoll.vllm import metrics
 from plimsoll.vllm.metrics_page import LINE_MAX, parse_page
 from plimsoll.vllm.versions import Engine
 
 SAMPLES_MAX = 10_000  # wanted ones: 64 ranks of 8 workers have 8,000
-LABEL_SETS_MAX = 4_096
-LABEL_BYTES_MAX = 16 << 20  # of all kept label sets
-LABEL_TEXT_MAX = 2_048  # longer ones are not kept; vLLM's longest, that of its cache, has half as many
-LABEL_SET_BYTES = 600  # overhead of a kept set beside its letters
 WORKERS_MAX = 1_024
 RANKS_MAX = 1_024
 NAME_MAX = 64
@@ -86,9 +82,7 @@ def _wanted() -> dict[bytes, str]:
 _WANTED = _wanted()
 _HEAD = min(map(len, _WANTED))
 _HEADS = frozenset(name[:_HEAD] for name in _WANTED)
-_BLANKS = b" \t\r"
-_HAS_BLANK = re.compile(rb"[ \t]").search
-_PLAIN = re.compile(rb"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{([^{}\\]*)\})? ([-+.0-9a-zA-Z]{1,64})\Z")
+_NAME = re.compile(rb"[ \t\r]*([a-zA-Z0-9_:]+)").match
 
 
 class PageFigures(NamedTuple):
@@ -103,42 +97,11 @@ class PageFigures(NamedTuple):
     ranks: tuple[CoreFigures, ...] = ()  # if there are several engines
 
 
-class LabelSets:
-    """A cache of parsed label sets: the same few are on every page, so many readers may share it."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, Labels | None] = {}
-        self._bytes = 0
-
-    def read(self, text: bytes) -> Labels | None:
-        """Returns the labels between two braces; None if invalid."""
-        try:
-            return self._known[text]
-        except KeyError:
-            pass
-        try:
-            (sample,) = parse_page(b"x{" + text + b"} 1", "labels", None).by_name["x"]
-            found: Labels | None = sample.labels
-        except BadInput:
-            found = None
-        if len(text) <= LABEL_TEXT_MAX:
-            size = 3 * len(text) + LABEL_SET_BYTES
-            if len(self._known) >= LABEL_SETS_MAX or self._bytes + size > LABEL_BYTES_MAX:
-                self._known.clear()
-                self._bytes = 0
-            self._known[text] = found
-            self._bytes += size
-        return found
-
-
 class PageReader:
     """Reads a page as it comes in. Its memory grows only with the wanted samples, not with the page."""
 
-    def __init__(self, labels: LabelSets | None = None) -> None:
-        self._labels = labels or LabelSets()
-        self._samples: Samples = {}
-        self._count = 0
-        self._odd: list[bytes] = []
+    def __init__(self) -> None:
+        self._wanted: list[bytes] = []
         self._witnesses: list[bytes] = []
         self._rest = b""
         self._is_too_long = False
@@ -168,12 +131,11 @@ class PageReader:
         last, self._rest = self._rest, b""
         if last:
             self._take([last])
-        if self._odd:
-            self._take_odd()
-        if not self._count:
-            parse_page(b"\n".join(self._witnesses), "the page", None)
-        samples = self._samples
-        wanted = [labels for name in _WANTED.values() for labels, _ in samples.get(name, ())]
+        others = [line for line in self._witnesses if line not in self._wanted]
+        page = parse_page(b"\n".join(self._wanted + others), "the page", None)
+        seen = [name for name in _WANTED.values() if name in page.by_name]
+        samples = {name: [(one.labels, one.value) for one in page.by_name[name]] for name in seen}
+        wanted = [labels for found in samples.values() for labels, _ in found]
         model = next((labels["model_name"] for labels in wanted if "model_name" in labels), None)
         engines = sorted({labels["engine"] for labels in wanted if "engine" in labels}, key=_order)
         ranks = _ranks(samples, engine, engines) if 1 < len(engines) <= RANKS_MAX else ()
@@ -181,51 +143,16 @@ class PageReader:
         return PageFigures(_figures(samples, engine), model, started, _config(samples), _workers(samples), is_cut, ranks)
 
     def _take(self, lines: list[bytes]) -> None:
-        if not self._count and len(self._witnesses) < WITNESSES:
+        if len(self._witnesses) < WITNESSES:
             samples = (line for line in lines if line and line[:1] != b"#" and len(line) <= WITNESS_MAX)
             self._witnesses += itertools.islice(samples, WITNESSES - len(self._witnesses))
         # One expression, because it runs for every line. Its second part: lines that begin with a blank.
-        for found in [line for line in lines if line[:_HEAD] in _HEADS or line < b"!"]:
-            line = found.strip(_BLANKS)
-            name_text = line.partition(b"{")[0]
-            if name_text not in _WANTED and (line[:_HEAD] not in _HEADS or not _HAS_BLANK(name_text)):
-                continue
-            match = _PLAIN.match(line)
-            if match is None:
-                if len(line) <= LINE_MAX:
-                    self._odd.append(line)
-                    self._counted()
-                continue
-            name = _WANTED.get(match[1])
-            if name is None:
-                continue
-            labels: Labels | None = {} if match[2] is None else self._labels.read(match[2])
-            if labels is None:
-                continue
-            try:
-                value = float(match[3])
-            except ValueError:
-                continue
-            self._counted()
-            self._samples.setdefault(name, []).append((labels, value))
-
-    def _counted(self) -> None:
-        self._count += 1
-        if self._count > SAMPLES_MAX:
+        for line in [line for line in lines if line[:_HEAD] in _HEADS or line < b"!"]:
+            name = _NAME(line)
+            if name is not None and name[1] in _WANTED and len(line) <= LINE_MAX:
+                self._wanted.append(line)
+        if len(self._wanted) > SAMPLES_MAX:
             raise TooLarge(f"more than {SAMPLES_MAX:,} samples of a kind that an engine has few of")
-
-    def _take_odd(self) -> None:
-        """Parses lines in another form than vLLM's: with escapes, exemplars, timestamps, other blanks."""
-        self._count -= len(self._odd)
-        self._witnesses += self._odd[:WITNESSES]
-        try:
-            page = parse_page(b"\n".join(self._odd), "the page", None)
-        except BadInput:
-            return
-        for name, samples in page.by_name.items():
-            if name.encode() in _WANTED:
-                self._count += len(samples)
-                self._samples.setdefault(name, []).extend((sample.labels, sample.value) for sample in samples)
 
 
 @functools.lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from plimsoll.doctor.rules.contained import read_survival
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.daemon.engine_figures import LabelSets, PageFigures, PageReader
+from plimsoll.guard.daemon.engine_figures import PageFigures, PageReader
 from plimsoll.guard.daemon.host import SameHost
 from plimsoll.guard.judge.look import Canary, GateState, Look, Reach, WorkerMemory
 from plimsoll.net.address import address
@@ -285,7 +285,7 @@ class LookLimits(NamedTuple):
 
 
 class EngineWatcher:
-    """Looks at one engine. Several watchers may share parsed labels; each has its own connections."""
+    """Looks at one engine, over connections of its own."""
 
     def __init__(
         self,
@@ -294,7 +294,6 @@ class EngineWatcher:
         canary: CanaryPlan | None = None,
         *,
         gate_url: str | None = None,
-        labels: LabelSets | None = None,
         limits: LookLimits | None = None,
         same_host: SameHost | None = None,
     ) -> None:
@@ -306,7 +305,6 @@ class EngineWatcher:
         self._gate_client = HttpClient(gate_url, keeps=True) if gate_url else self._client
         self._canary = CanarySender(base, canary) if canary is not None else None
         self._auth = {} if token is None else bearer(token)
-        self._labels = labels or LabelSets()
         self._same_host = same_host
         self._started: float | None = None
         self._forget()
@@ -389,7 +387,7 @@ class EngineWatcher:
 
     async def _page(self) -> tuple[PageFigures | None, Reach, str, bool]:
         """Returns the metrics page, the outcome of the request, why there is none, and whether the request was sent."""
-        reader = PageReader(self._labels)
+        reader = PageReader()
         try:
             reply = await self._client.call(
                 "GET", "/metrics", deadline_s=self.limits.page_s, most_bytes=self.limits.page_bytes, sink=reader.feed,

@@ -7,15 +7,13 @@ It has no owner then: at the end guard evicts it. The journal has the quarantine
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Callable
 
 from plimsoll.guard.act.decide import ASKED, BlockedAction, consider
 from plimsoll.guard.act.journal_entry import SWITCH, Entry
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.adapters.cluster import ClusterClient, reason_of
+from plimsoll.guard.adapters.cluster import ClusterClient, evict, pod_path, reason_of
 from plimsoll.guard.adapters.kubernetes import Pod
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement
 from plimsoll.guard.judge.tracker import Grade
@@ -63,10 +61,9 @@ class Quarantine:
             until = self._ports.wall() + min(for_s, LONGEST_S)
             fields = {"on": True, "who": who, "until": until, "namespace": pod.namespace, "pod": pod.name, "uid": pod.uid}
             self._ports.journal.append(SWITCH, engine=engine, step=QUARANTINE, fields=fields)  # first: its end must be known
-            patch = {
-                "metadata": {"uid": pod.uid, "labels": {self._label: None}, "annotations": {NOTE: f"{until:.0f} by {who}"}}
-            }
-            reply = await self._cluster.ask("PATCH", _path(fields), patch, content="application/merge-patch+json")
+            note, path = {NOTE: f"{until:.0f} by {who}"}, pod_path(pod.namespace, pod.name)
+            patch = {"metadata": {"uid": pod.uid, "labels": {self._label: None}, "annotations": note}}
+            reply = await self._cluster.ask("PATCH", path, patch, content="application/merge-patch+json")
         finally:
             await self._ports.lock.release()
         if reply.status == 200:
@@ -88,20 +85,10 @@ class Quarantine:
         await asyncio.sleep(LOOK_EVERY_S)
 
     async def _evict(self, held: Entry) -> None:
-        body = {
-            "apiVersion": "policy/v1", "kind": "Eviction",
-            "metadata": {"name": str(held.fields.get("pod")), "namespace": str(held.fields.get("namespace"))},
-            "deleteOptions": {"preconditions": {"uid": str(held.fields.get("uid"))}},
-        }  # fmt: skip
-        reply = await self._cluster.ask("POST", f"{_path(held.fields)}/eviction", body)
+        reply = await evict(self._cluster, *(str(held.fields.get(name)) for name in ("namespace", "pod", "uid")))
         if reply.status in (200, 201, 404, 409):
             self._end(held.engine)
             self._ports.tell(Announcement(held.engine, "its quarantine is over: the pod was evicted, or is gone"))
 
     def _end(self, engine: str) -> None:
         self._ports.journal.append(SWITCH, engine=engine, step=QUARANTINE, fields={"on": False})
-
-
-def _path(fields: Mapping[str, Any]) -> str:
-    namespace, pod = (quote(str(fields.get(name)), safe="") for name in ("namespace", "pod"))
-    return f"/api/v1/namespaces/{namespace}/pods/{pod}"

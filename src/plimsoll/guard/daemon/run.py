@@ -36,7 +36,6 @@ from plimsoll.guard.api.token import remove_token, token_path, write_token
 from plimsoll.guard.config import GuardConfig, files_of
 from plimsoll.guard.daemon.acting import ActionRunner, set_up_acting
 from plimsoll.guard.daemon.conductor import Announcement
-from plimsoll.guard.daemon.engine_figures import LabelSets
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
 from plimsoll.guard.daemon.host import SameHost
 from plimsoll.guard.daemon.knob_advice import KnobAdvisor
@@ -349,7 +348,6 @@ class Daemon:
             address(target.url)
             if target.token is not None:
                 bearer(target.token)
-        self._labels = LabelSets()
         self._troubles = TroubleLog(warn, clocks.clock)
         self._lists = EngineLists(options.config, self._troubles.note)
         ports = ObserverPorts(self._watcher, self._tell, *clocks[:3], facts=self._facts)
@@ -464,9 +462,7 @@ class Daemon:
 
     def _watcher(self, target: EngineConfig) -> EngineWatcher:
         canary = None if target.canary_s is None else CanaryPlan(target.canary_s, api_key=target.api_key)
-        return EngineWatcher(
-            target.url, target.token, canary, gate_url=target.gate_url, labels=self._labels, same_host=_same_host(target.url)
-        )
+        return EngineWatcher(target.url, target.token, canary, gate_url=target.gate_url, same_host=_same_host(target.url))
 
     async def _open_api(self) -> None:
         api, token = self._config.api, self._config.api.token

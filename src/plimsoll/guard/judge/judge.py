@@ -11,7 +11,7 @@ from plimsoll.guard.judge.policy import GRADES, Policy
 from plimsoll.guard.judge.tracker import Assessment, Tracker, unknown, yes
 from plimsoll.unknown import Condition
 
-Question = Callable[[History, Policy, float], Assessment]
+Question = Callable[[History, Policy, Look], Assessment]
 QUESTIONS: tuple[tuple[str, Question], ...] = (
     ("dead", life.dead), ("wedged", life.wedged), ("hung", life.hung), ("slow", life.slow), ("garbage", life.garbage),
     ("stalled", life.stalled),
@@ -57,5 +57,5 @@ class Judge:
         if history.lives.is_shared(now_s):
             answers = [(tracker, SEVERAL if kind == "changed" else SHARED) for kind, tracker in self._trackers.items()]
         else:
-            answers = [(self._trackers[kind], question(history, policy, now_s)) for kind, question in QUESTIONS]
+            answers = [(self._trackers[kind], question(history, policy, look)) for kind, question in QUESTIONS]
         return tuple(tracker.condition for tracker, answer in answers if tracker.note(answer, now_s))

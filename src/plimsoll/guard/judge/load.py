@@ -8,7 +8,7 @@ from itertools import pairwise
 from plimsoll.doctor.rules.trend_growth import Forecast, is_full, matters, median, recomputed_share
 from plimsoll.findings import Evidence
 from plimsoll.guard.judge.history import SURELY_S, FigureSeries, History
-from plimsoll.guard.judge.life import rests
+from plimsoll.guard.judge.look import Look, is_resting
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.guard.judge.tracker import Assessment, no, unknown, yes
 from plimsoll.unknown import Reading, Unknown
@@ -24,10 +24,10 @@ def _missing(*readings: Reading) -> Assessment:
     return unknown("NoFigures", next(reading.reason for reading in readings if isinstance(reading, Unknown)))
 
 
-def saturated(history: History, policy: Policy, _now_s: float) -> Assessment:
+def saturated(history: History, policy: Policy, look: Look) -> Assessment:
     """The expected wait of a new request is past the bound, and the queue has grown steadily."""
     bound_s = policy.number("saturated", "wait")
-    if rests(history):
+    if is_resting(look):
         return no("Paused", "paused or asleep: the queue is expected to wait")
     waiting, running = history.now("waiting"), history.now("running")
     if isinstance(waiting, Unknown) or isinstance(running, Unknown):
@@ -134,7 +134,7 @@ def recompute_share(history: History, over_s: float) -> Reading:
     return NO_LENGTH if share is None else share
 
 
-def storm(history: History, policy: Policy, _now_s: float) -> Assessment:
+def storm(history: History, policy: Policy, _look: Look) -> Assessment:
     """Requests are preempted and recomputed: judged by the share of recomputed tokens."""
     over_s = policy.number("storm", "over")
     pushed = history.rise("preemptions", over_s)
@@ -153,7 +153,7 @@ def storm(history: History, policy: Policy, _now_s: float) -> Assessment:
     return yes("DoneTwice", f"up to {share:.0%} of all computed tokens are recomputed", seen)
 
 
-def backlog(history: History, policy: Policy, _now_s: float) -> Assessment:
+def backlog(history: History, policy: Policy, _look: Look) -> Assessment:
     """The KV cache is full and a queue waits for it. A full cache with a short queue is a busy, healthy server."""
     usage, running, waiting = (history.now(name) for name in ("kv_cache_usage", "running", "waiting"))
     if isinstance(usage, Unknown) or isinstance(running, Unknown) or isinstance(waiting, Unknown):
@@ -164,7 +164,7 @@ def backlog(history: History, policy: Policy, _now_s: float) -> Assessment:
     return no("Room" if usage < policy.number("backlog", "full") else "ShortQueue", text)
 
 
-def low_hits(history: History, policy: Policy, _now_s: float) -> Assessment:
+def low_hits(history: History, policy: Policy, _look: Look) -> Assessment:
     """Many lookups in the prefix cache and hardly a hit: worth a hint, and no remedy for memory."""
     asked = history.rise("prefix_queries", SURELY_S)
     if isinstance(asked, Unknown):

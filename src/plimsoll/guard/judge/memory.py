@@ -6,20 +6,19 @@ from plimsoll.doctor.rules.kernel import Blame, explain
 from plimsoll.doctor.rules.trend_growth import SPAN_LEAST_S, Forecast, Growth, forecast, growth, rate
 from plimsoll.findings import Evidence
 from plimsoll.guard.judge.history import History
-from plimsoll.guard.judge.look import WorkerMemory
+from plimsoll.guard.judge.look import Look, WorkerMemory
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.guard.judge.tracker import WORST, Assessment, no, unknown, yes
 from plimsoll.units import format_gib
 from plimsoll.unknown import Status, Unknown
 
 
-def sick(history: History, _policy: Policy, _now_s: float) -> Assessment:
+def sick(_history: History, _policy: Policy, look: Look) -> Assessment:
     """An Xid that means hardware, or an uncorrected ECC error, since guard began to look."""
-    last = history.last
-    if last is None or not last.cards:
+    if not look.cards:
         return unknown("NotReadable", "no NVML on this host, or the engine runs on another host")
     errors = []
-    for one in last.cards:
+    for one in look.cards:
         errors += [f"Xid {xid} on card {one.name}" for xid in one.xids if explain(xid).blame is Blame.FAULT]
         errors += [f"{one.uncorrectable} uncorrectable ECC errors on card {one.name}"] if one.uncorrectable else []
     if errors:
@@ -32,7 +31,7 @@ WINDOWS = ((0, 2), (150, 5), (720, 15))  # coarse points (0: the last half hour)
 NO_PROBE = "no probe reports the workers' memory: start vLLM with --worker-extension-cls plimsoll.inside.Probe"
 
 
-def retries(history: History, policy: Policy, _now_s: float) -> Assessment:
+def retries(history: History, policy: Policy, _look: Look) -> Assessment:
     """Allocations that failed at first: torch released its cache and tried again. The leading sign of real trouble."""
     return _retries(history, policy, policy.number("retries", "least"))
 
@@ -48,7 +47,7 @@ def _retries(history: History, policy: Policy, least: float) -> Assessment:
     return no("NoRetries", text)
 
 
-def held_growth(history: History, policy: Policy, _now_s: float) -> Assessment:
+def held_growth(history: History, policy: Policy, _look: Look) -> Assessment:
     """The memory that torch holds and cannot release keeps growing; a staircase that has ended does not count."""
     return _growing(_grown(history, "held", policy.number("growth", "least")), "held", "memory that nothing gives back")
 
@@ -62,18 +61,18 @@ def _growing(grown: Growth | Unknown | None, name: str, what: str) -> Assessment
     return yes("Grows", f"{what} {text}", Evidence(name, text))
 
 
-def exhausted(history: History, policy: Policy, now_s: float) -> Assessment:
+def exhausted(history: History, policy: Policy, look: Look) -> Assessment:
     """Both growth that nothing releases and failed allocations. Only a restart helps, and soon."""
     failing = _retries(history, policy, policy.number("exhausted", "least"))
     if failing.status is not Status.TRUE:
         return failing._replace(evidence=())
-    growing = held_growth(history, policy, now_s)
+    growing = held_growth(history, policy, look)
     if growing.status is not Status.TRUE:
         return growing
     return yes("GrowsAndFails", f"{growing.message}; {failing.message}", *growing.evidence, *failing.evidence)
 
 
-def slack(history: History, policy: Policy, _now_s: float) -> Assessment:
+def slack(history: History, policy: Policy, _look: Look) -> Assessment:
     """Little of a device is free, and little could be released: on the worker that has the least of both."""
     room = history.now("room")
     if isinstance(room, Unknown):
@@ -84,12 +83,11 @@ def slack(history: History, policy: Policy, _now_s: float) -> Assessment:
     return no("Room", text)
 
 
-def neighbour(history: History, policy: Policy, _now_s: float) -> Assessment:
+def neighbour(history: History, policy: Policy, look: Look) -> Assessment:
     """Something outside torch came and needs memory on a card where torch holds much that it does not use."""
-    last = history.last
-    if last is None or isinstance(history.now("room"), Unknown):
+    if isinstance(history.now("room"), Unknown):
         return unknown("NoProbe", _no_probe(history))
-    found = [_neighbour_of(history, policy, worker) for worker in last.workers]
+    found = [_neighbour_of(history, policy, worker) for worker in look.workers]
     return min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoProbe", NO_PROBE))
 
 
@@ -111,7 +109,7 @@ def _no_probe(history: History) -> str:
     return "not every worker reports its memory" if history.has_workers else NO_PROBE
 
 
-def host_growth(history: History, policy: Policy, _now_s: float) -> Assessment:
+def host_growth(history: History, policy: Policy, _look: Look) -> Assessment:
     return _growing(_grown(history, "host_resident", policy.number("host", "least")), "host_resident", "host memory")
 
 

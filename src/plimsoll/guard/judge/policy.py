@@ -49,7 +49,7 @@ def amount(name: str, value: Any, unit: str = "", low: float = 0.0, high: float 
         number = float(value) if abs(value) < 1e300 else math.inf  # TOML's whole numbers can exceed a float
     elif isinstance(value, str) and (found := re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z%]{0,3})\s*", value)):
         factor = {**_UNITS.get(unit, {}), "": 1.0}.get(found[2])
-        number = None if factor is None else float(found[1]) * factor
+        number = None if factor is None else round(float(found[1]) * factor, 9)
     if number is None:
         raise BadInput(f"{name}: {str(value)[:40]!r} is no {_WRITTEN.get(unit, 'number')}")
     if not low <= number <= high:
