@@ -215,10 +215,10 @@ def resident_bytes(root: str = "") -> int | None:
     return _table(_text(f"{root}/proc/self/status"), "VmRSS").get("VmRSS")
 
 
-def group_files(root: str = "") -> GroupFiles:
-    """Returns the readable files with the limit and use of this process's groups, the process's own group first."""
+def group_files(root: str = "", pid: int | str = "self") -> GroupFiles:
+    """Returns the readable files with the limit and use of a process's groups, the process's own group first."""
     files = []
-    for line in _text(f"{root}/proc/self/cgroup").splitlines():
+    for line in _text(f"{root}/proc/{pid}/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if controllers == "":  # version 2

@@ -17,13 +17,13 @@ import jsonschema
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.guard.act.approval import Approval
 from plimsoll.guard.act.decide import ActionPlan, BlockedAction, Decision, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH
 from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.act.steps import BROKEN, ActionRun, End, open_action
 from plimsoll.guard.api.actions import VERBS, ActionDesk, ActionRoutes
 from plimsoll.guard.api.openapi import document
+from plimsoll.guard.daemon.approvals import Approval
 from plimsoll.guard.daemon.journal import Journal, JournalFailed
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.net.server import THE_TOKEN as WHO

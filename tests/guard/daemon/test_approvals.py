@@ -14,7 +14,6 @@ from lab.guard.acting import State, World
 from lab.guard.acting_lives import POLICY, MemoryBook
 from lab.guard.acting_parts import ENGINE
 from lab.guard.acting_play import ends, play, says, view_of
-from plimsoll.guard.act.approval import Approval, ApprovalState, read_approvals
 from plimsoll.guard.act.decide import ASKED, ActionPlan, BlockedAction, FleetView, consider
 from plimsoll.guard.act.journal_entry import APPROVAL, OPENED, Entry
 from plimsoll.guard.act.policy import ActPolicy
@@ -22,7 +21,7 @@ from plimsoll.guard.act.steps import BROKEN
 from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.identities import ClusterIdentities
 from plimsoll.guard.adapters.kubernetes import read_pod
-from plimsoll.guard.daemon.approvals import Approvals
+from plimsoll.guard.daemon.approvals import Approval, Approvals, ApprovalState, read_approvals
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.net.server import HttpAnswer

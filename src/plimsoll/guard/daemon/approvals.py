@@ -3,17 +3,70 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from plimsoll.doctor.rules.trend_growth import duration
-from plimsoll.guard.act.approval import Approval, ApprovalState, last_of, read_approvals
 from plimsoll.guard.act.decide import ActionPlan, Decision
-from plimsoll.guard.act.journal_entry import APPROVAL, Entry
+from plimsoll.guard.act.journal_entry import APPROVAL, OPENED, Entry
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import JournalWriter
+from plimsoll.guard.judge.tracker import Grade
 
 OVER_S = 60.0  # a request is withdrawn when nothing has called for its action for this long
+
+
+class ApprovalState(StrEnum):
+    """State of an approval request; the value is the step of its journal entry."""
+
+    ASKED = "asked"
+    APPROVED = "approved"
+    DENIED = "denied"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"  # its condition is over
+    USED = "used"  # its action has begun
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """One action that a person was asked to approve. Its id becomes the action's own."""
+
+    id: str
+    engine: str
+    grade: Grade
+    why: str
+    asked_at: float  # wall clock, as are the others
+    until: float
+    state: ApprovalState = ApprovalState.ASKED
+    changed_at: float = 0.0
+    who: str = ""
+
+    def is_pending(self, now: float) -> bool:
+        return self.state is ApprovalState.ASKED and now < self.until
+
+
+def read_approvals(entries: Iterable[Entry]) -> dict[str, Approval]:
+    """Returns every approval request by its id, the newest last; leaves out entries that it cannot read."""
+    found: dict[str, Approval] = {}
+    for entry in entries:
+        known, fields = found.get(entry.action), entry.fields
+        if entry.kind == OPENED and known is not None:
+            found[entry.action] = replace(known, state=ApprovalState.USED, changed_at=entry.at)
+        if entry.kind != APPROVAL or entry.step not in list(ApprovalState):
+            continue
+        state = ApprovalState(entry.step)
+        if state is not ApprovalState.ASKED:
+            if known is not None:
+                found[entry.action] = replace(known, state=state, changed_at=entry.at, who=str(fields.get("who", "")))
+            continue
+        until, grade = fields.get("until"), str(fields.get("grade"))
+        if isinstance(until, int | float) and grade in list(Grade):
+            why = str(fields.get("why", ""))
+            found[entry.action] = Approval(
+                entry.action, entry.engine, Grade(grade), why, entry.at, float(until), changed_at=entry.at
+            )
+    return found
 
 
 class Approvals:
@@ -63,7 +116,8 @@ class Approvals:
             if not plan.needs_approval:
                 found.append(plan)
                 continue
-            one = last_of(known.values(), plan.engine, plan.grade)
+            mine = (one for one in reversed(known.values()) if (one.engine, one.grade) == (plan.engine, plan.grade))
+            one = next(mine, None)  # the newest
             if one is not None and one.state is ApprovalState.APPROVED and now < one.until:
                 why = f"{plan.why} (approved by {one.who})"
                 found.append(ActionPlan(plan.engine, plan.grade, plan.kind, why, plan.steps, action=one.id))

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
-from plimsoll.guard.act.approval import Approval, ApprovalState
 from plimsoll.guard.act.decide import (
     ASKED,
     START,
@@ -44,7 +43,7 @@ from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import EngineObserver, JournalWriter, Lock, Outcome, failed
 from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, opening_fields
 from plimsoll.guard.adapters.kubernetes import PodEviction
-from plimsoll.guard.daemon.approvals import Approvals
+from plimsoll.guard.daemon.approvals import Approval, Approvals, ApprovalState
 from plimsoll.guard.daemon.journal import DAMAGED
 from plimsoll.guard.daemon.shared_state import SharedState
 from plimsoll.guard.daemon.steps import LEARNED, REPLACEMENT, ActionSteps, EngineAdapters, SharedLock

@@ -23,6 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from plimsoll.guard.judge.look import CardState, Look, Reach
 from plimsoll.hardware.processes import Process, ProcessTable, pids, read_process, read_processes, text_of
+from plimsoll.inside.memory import group_files, host_memory
 
 KMSG_LINES = 4096
 KMSG_BYTES = 8192
@@ -167,7 +168,6 @@ def bus_of(said: str) -> str:
 
 
 LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
-NO_LIMIT = 1 << 60
 FIRST_NAMESPACE = "pid:[4026531836]"  # the kernel's own number for the pid namespace that is no container's
 # Names of Python's and vLLM's processes: the command, or a title such as "VLLM::EngineCore".
 _PYTHON = re.compile(r"python|pypy|vllm\Z|VLLM::")
@@ -234,19 +234,8 @@ def resident(root: Path, pid: int) -> int:
 
 def limit(root: Path, pid: int) -> int | None:
     """Returns the tightest cgroup memory limit of a process; None without one."""
-    limits = []
-    for line in text_of(root / "proc" / str(pid) / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        kinds, _, group = rest.partition(":")
-        if number == "0" or "memory" in kinds.split(","):
-            base = root / "sys" / "fs" / "cgroup" / ("" if number == "0" else "memory")
-            parts = Path(group.lstrip("/")).parts
-            for depth in range(len(parts), -1, -1):
-                folder = base.joinpath(*parts[:depth])
-                said = text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")
-                if said.strip().isdecimal() and int(said) < NO_LIMIT:
-                    limits.append(int(said))
-    return min(limits, default=None)
+    place = str(root).rstrip("/")
+    return host_memory(place, group_files(place, pid))[0]["limit"]
 
 
 Answer = TypeVar("Answer")
