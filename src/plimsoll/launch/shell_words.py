@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 
-_SPECIAL = re.compile(r"""[\\'"`$(){}#<\n]""")
 _HERE = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]*)'|\"([^\"\n]*)\"|\\?([^\s'\"<>;&|()]+))")
 _BACKTICK_STOP = re.compile(r"[\\`]")
 _ANSI_STOP = re.compile(r"[\\']")
-
-# Kinds of open brackets and quotes inside `$(...)` or `${...}`.
-_COMMAND, _GROUP, _BRACE, _QUOTED_BRACE, _QUOTE = range(5)
-_PARENTHESES = (_COMMAND, _GROUP)
-_BRACES = (_BRACE, _QUOTED_BRACE)
-_INSIDE_QUOTES = (_QUOTE, _QUOTED_BRACE)
 
 
 def _after(stop: re.Pattern[str], text: str, at: int) -> int:
@@ -40,80 +34,6 @@ def after_here_documents(text: str, at: int, pending: list[tuple[str, bool]]) ->
             if line == delimiter:
                 break
     return min(at, len(text))
-
-
-class _Scan:
-    """Finds the bracket that closes an opening one."""
-
-    def __init__(self, text: str, at: int) -> None:
-        self._text = text
-        self._open: list[int] = []
-        self._pending: list[tuple[str, bool]] = []
-        self._at = at
-
-    def end(self) -> int:
-        """Returns the place after the bracket that closes the `$(`, `${`, `<(` or `>(` at the start, or -1 without one."""
-        self._dollar_or_bracket()
-        while self._open:
-            found = _SPECIAL.search(self._text, self._at)
-            if found is None:
-                return -1
-            self._at = found.start()
-            self._step(found.group())
-            if self._at < 0:
-                return -1
-        return self._at
-
-    def _dollar_or_bracket(self) -> None:
-        """Records an opening `$(`, `$((`, `${`, `$'`, `<(` or `>(` at this point; else skips one character."""
-        text, at = self._text, self._at
-        quoted = bool(self._open) and self._open[-1] in _INSIDE_QUOTES
-        if text.startswith("((", at + 1) and text[at] == "$":
-            self._open += [_GROUP, _GROUP]  # arithmetic: `<<` in there is a shift, not a here-document
-            self._at = at + 3
-        elif text.startswith("(", at + 1):
-            self._open.append(_COMMAND)
-            self._at = at + 2
-        elif text.startswith("{", at + 1):
-            self._open.append(_QUOTED_BRACE if quoted else _BRACE)
-            self._at = at + 2
-        elif text.startswith("'", at + 1) and not quoted:
-            self._at = _after(_ANSI_STOP, text, at + 2)
-        else:
-            self._at = at + 1
-
-    def _step(self, char: str) -> None:
-        text, at, top = self._text, self._at, self._open[-1]
-        self._at = at + 1
-        if char == "\\":
-            self._at = at + 2
-        elif char == "$":
-            self._at = at
-            self._dollar_or_bracket()
-        elif char == "`":
-            self._at = _after(_BACKTICK_STOP, text, at + 1)
-        elif char == "'" and top not in _INSIDE_QUOTES:
-            end = text.find("'", at + 1)
-            self._at = end + 1 if end >= 0 else -1
-        elif char == '"':
-            if top == _QUOTE:
-                self._open.pop()
-            else:
-                self._open.append(_QUOTE)
-        elif char == "(" and top in _PARENTHESES:
-            self._open.append(_GROUP)
-        elif (char == ")" and top in _PARENTHESES) or (char == "}" and top in _BRACES):
-            self._open.pop()
-        # Comments and here-documents are skipped: an apostrophe in them is not a quote.
-        elif top == _COMMAND and char == "#" and text[at - 1] in " \t\n;(":
-            end = text.find("\n", at)
-            self._at = end if end >= 0 else -1
-        elif top == _COMMAND and char == "<" and (here := here_document(text, at)):
-            delimiter, strip, self._at = here
-            self._pending.append((delimiter, strip))
-        elif top == _COMMAND and char == "\n" and self._pending:
-            self._at = after_here_documents(text, at + 1, self._pending)
-            self._pending = []
 
 
 def here_document(text: str, at: int) -> tuple[str, bool, int] | None:
@@ -193,11 +113,13 @@ class Operator(NamedTuple):
     redirects: bool = False
 
 
-_DEPTH_MAX = 8  # ${A:-${B:-...}} deeper than this is left as it is written
+_DEPTH_MAX = 40  # of brackets in brackets: $(a $(b ${C:-$D}))
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
 _PLAIN = re.compile(r"[^ \t\n\\'\"$`;&|()<>]+")
 _PLAIN_QUOTED = re.compile(r"[^\\\"$`]+")
-_PLAIN_ARGUMENT = re.compile(r"[^\\'\"$`]+")
+_PLAIN_IN_BRACES = {False: re.compile(r"[^\\'\"$`}]+"), True: re.compile(r"[^\\\"$`}]+")}  # outside and inside quotes
+_ESCAPABLE = ("$", "`", '"', "\\")  # in double quotes; before anything else a backslash is itself
+_PARENTHESIS = re.compile(r"[()]")
 _REDIRECT = re.compile(r"[0-9]*(?:<<<|<>|<&|<|>>|>&|>\||>)|&>>?")
 _OPERATOR = re.compile(r";;&|;;|;&|;|&&|&|\|\||\|&|\||\(|\)")
 _ARITHMETIC = re.compile(r"\(\([^\n]{0,200}?\)\)")  # in there `<<` shifts and `<` compares
@@ -220,12 +142,10 @@ def _ansi_character(found: re.Match[str]) -> str:
 class Reader:
     """Reads words from a text, from left to right; every quote and bracket must end."""
 
-    def __init__(self, text: str, first_line: int = 1, depth: int = 0) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0
-        self._first_line = self._line = first_line
-        self._line_at = 0  # the position that `_line` is true for
-        self._depth = depth
+        self._at = self._depth = 0
+        self._line, self._line_at = 1, 0  # the line, and the position that it is true for
 
     def tokens(self) -> Iterator[Word | Operator]:
         """Yields every word and operator in order, without comments, blanks and here-documents."""
@@ -266,7 +186,7 @@ class Reader:
         return self._line
 
     def _never_closed(self, what: str, at: int) -> BadInput:
-        line = self._first_line + self._text.count("\n", 0, at)
+        line = 1 + self._text.count("\n", 0, at)
         return BadInput(f"line {line}: the {what} that opens here is never closed")
 
     def _is_process_substitution(self) -> bool:
@@ -305,59 +225,40 @@ class Reader:
                 elements.append(Word(tuple(parts), line))
         raise self._never_closed("list", start)
 
-    def _collect(self, parts: list[WordPart], plain: re.Pattern[str]) -> None:
-        """Adds parts until a character that neither `plain` nor quoting takes."""
+    def _collect(self, parts: list[WordPart], plain: re.Pattern[str], *, quoted: bool = False, end: str = "") -> None:
+        """Adds parts until `end`, or a character that neither `plain` nor quoting takes; `quoted`: inside double quotes."""
         text = self._text
-        while self._at < len(text):
+        while self._at < len(text) and (char := text[self._at]) != end:
             if found := plain.match(text, self._at):
-                parts.append(LiteralText(found.group(), quoted=False))
+                parts.append(LiteralText(found.group(), quoted))
                 self._at = found.end()
-                continue
-            char = text[self._at]
-            if char == "\\":
+            elif char == "\\":
                 following = text[self._at + 1 : self._at + 2]
                 if following != "\n":
-                    parts.append(LiteralText(following or "\\", quoted=True))
+                    kept = following if following in _ESCAPABLE or not quoted else "\\" + following
+                    parts.append(LiteralText(kept or "\\", quoted=True))
                 self._at += 2
             elif char == "'":
-                end = text.find("'", self._at + 1)
-                if end < 0:
+                closing = text.find("'", self._at + 1)
+                if closing < 0:
                     raise self._never_closed("single quote", self._at)
-                parts.append(LiteralText(text[self._at + 1 : end], quoted=True))
-                self._at = end + 1
+                parts.append(LiteralText(text[self._at + 1 : closing], quoted=True))
+                self._at = closing + 1
             elif char == '"':
                 start, before = self._at, len(parts)
                 self._at += 1
-                self._quoted_run(parts)
+                self._collect(parts, _PLAIN_QUOTED, quoted=True, end='"')
                 if len(parts) == before:
                     parts.append(LiteralText("", quoted=True))  # "" is a word
                 if self._at >= len(text):
                     raise self._never_closed("double quote", start)
                 self._at += 1
             elif char == "$":
-                self._dollar(parts, quoted=False)
+                self._dollar(parts, quoted=quoted)
             elif char == "`":
-                self._backticks(parts, quoted=False)
+                self._backticks(parts, quoted=quoted)
             else:
                 return
-
-    def _quoted_run(self, parts: list[WordPart]) -> None:
-        """Adds the text between double quotes, up to the closing one or the end."""
-        text = self._text
-        while self._at < len(text) and (char := text[self._at]) != '"':
-            if found := _PLAIN_QUOTED.match(text, self._at):
-                parts.append(LiteralText(found.group(), quoted=True))
-                self._at = found.end()
-            elif char == "\\":
-                following = text[self._at + 1 : self._at + 2]
-                if following != "\n":
-                    kept = following if following in ("$", "`", '"', "\\") else "\\" + following
-                    parts.append(LiteralText(kept, quoted=True))
-                self._at += 2
-            elif char == "$":
-                self._dollar(parts, quoted=True)
-            else:
-                self._backticks(parts, quoted=True)
 
     def _backticks(self, parts: list[WordPart], *, quoted: bool) -> None:
         end = _after(_BACKTICK_STOP, self._text, self._at + 1)
@@ -368,11 +269,32 @@ class Reader:
         self._at = end
 
     def _substitution(self, parts: list[WordPart], *, quoted: bool) -> None:
-        end = _Scan(self._text, self._at).end()
-        if end < 0:
-            raise self._never_closed(self._text[self._at : self._at + 2], self._at)
-        parts.append(Substitution(self._text[self._at : end], quoted))
-        self._at = end
+        """Adds `$(...)`, `$((...))`, `<(...)` or `>(...)`, as it is written."""
+        text, start, depth = self._text, self._at, 0
+        with self._deeper(start):
+            if text.startswith("$((", start):  # arithmetic: `<<` in there is a shift, not a here-document
+                for found in _PARENTHESIS.finditer(text, start):
+                    depth, self._at = depth + (1 if found.group() == "(" else -1), found.end()
+                    if not depth:
+                        break
+            else:
+                self._at += 1
+                for token in self.tokens():
+                    depth += {"(": 1, ")": -1}.get(token.text, 0) if isinstance(token, Operator) else 0
+                    if not depth:
+                        break
+        if depth:
+            raise self._never_closed(text[start : start + 2], start)
+        parts.append(Substitution(text[start : self._at], quoted))
+
+    @contextmanager
+    def _deeper(self, at: int) -> Iterator[None]:
+        """Counts brackets inside brackets, each of which is read by a call of its own."""
+        self._depth += 1
+        if self._depth > _DEPTH_MAX:
+            raise self._never_closed(f"bracket in {_DEPTH_MAX} others", at)
+        yield
+        self._depth -= 1
 
     def _dollar(self, parts: list[WordPart], *, quoted: bool) -> None:
         text, at = self._text, self._at
@@ -380,11 +302,7 @@ class Reader:
         if following == "(":
             self._substitution(parts, quoted=quoted)
         elif following == "{":
-            end = _Scan(text, at).end()
-            if end < 0:
-                raise self._never_closed("${", at)
-            parts.append(self._braced(text[at:end], following=text[end : end + 1], quoted=quoted))
-            self._at = end
+            parts.append(self._braced(quoted=quoted))
         elif following == "'" and not quoted:
             end = _after(_ANSI_STOP, text, at + 2)
             if end < 0:
@@ -399,23 +317,21 @@ class Reader:
                 parts.append(LiteralText("$", quoted=True))
             self._at = at + 1
 
-    def _braced(self, source: str, *, following: str, quoted: bool) -> Parameter:
-        inner = source[2:-1]
-        found = _BRACED.match(inner)
-        if found is None or self._depth >= _DEPTH_MAX or (found.group(3) is None and found.end() < len(inner)):
-            known = re.search(r"[A-Za-z_][A-Za-z0-9_]*", inner)
+    def _braced(self, *, quoted: bool) -> Parameter:
+        """Reads `${NAME}` or `${NAME:-...}`."""
+        text, at, argument = self._text, self._at, list[WordPart]()
+        found = _BRACED.match(text, at + 2)
+        self._at = found.end() if found else at + 2
+        with self._deeper(at):
+            self._collect(argument, _PLAIN_IN_BRACES[quoted], quoted=quoted, end="}")
+        self._at += 1
+        if self._at > len(text):
+            raise self._never_closed("${", at)
+        source = text[at : self._at]
+        if found is None or (found.group(3) is None and argument):
+            known = re.search(r"[A-Za-z_][A-Za-z0-9_]*", source)
             return Parameter(source, known.group() if known else source, quoted, operator=None)
         name, subscript, operator = found.group(1), found.group(2) or "", found.group(3) or ""
-        argument = Reader(inner[found.end() :], self._line_here(), self._depth + 1).argument(quoted=quoted)
-        if not subscript and not _IDENTIFIER.match(following) and (len(name) == 1 or not name.isdigit()):
+        if not subscript and not _IDENTIFIER.match(text, self._at) and (len(name) == 1 or not name.isdigit()):
             source = f"${name}"  # the way people write it
-        return Parameter(source, name, quoted, subscript, operator, argument)
-
-    def argument(self, *, quoted: bool) -> tuple[WordPart, ...]:
-        """Reads all of this text as the argument of the operator in `${NAME:-...}`."""
-        parts: list[WordPart] = []
-        while quoted and self._at < len(self._text):
-            self._quoted_run(parts)
-            self._at += 1  # quotes inside "${A:-"x"}" group nothing
-        self._collect(parts, _PLAIN_ARGUMENT)
-        return tuple(parts)
+        return Parameter(source, name, quoted, subscript, operator, tuple(argument))

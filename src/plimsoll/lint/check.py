@@ -19,8 +19,9 @@ from plimsoll.lint.deployment import Deployment, deployments_in
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import plan_launch
 from plimsoll.redaction import redact_value, redact_words
-from plimsoll.units import GIB, format_gib
+from plimsoll.units import GIB, filled, format_gib
 from plimsoll.vllm.flags import flags_of
+from plimsoll.vllm.versions import table
 
 START_S = 600.0  # a start's time beside reading its weights: compiling, capturing graphs, a cold cache
 WEIGHTS_PER_S = 100e6  # bytes, from a slow disk
@@ -30,6 +31,7 @@ DEFAULT_GRACE_S = {"compose": 10.0, "kubernetes": 30.0, "systemd": 90.0}
 CONTAINER_SHM = 64 << 20
 SHM_FOR_A_RANK = GIB  # NCCL and vLLM's own queues between the ranks
 BESIDE_PINNED = 8 * GIB  # host memory that the server needs anyway
+_TEXTS = table("traps", "lint")  # what lint says of each trap
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,13 @@ def _linted(at: Deployment, options: ServerOptions) -> LintedServer:
     traps = [trap for check in checks for trap in check(server)]
     # The plan's own findings about flags are judged already.
     findings, advices = (plan.findings, plan.advice) if plan is not None else ((), ())
+    advice = "; ".join(f"{advice.flag} {advice.value}: {advice.why}" for advice in advices[:2]) or "docs/plan.md"
     for finding in findings:
         if finding.code != "startup.bad-flag" and finding.severity is not Severity.INFO:
-            fix = "; ".join(f"{advice.flag} {advice.value}: {advice.why}" for advice in advices[:2]) or "docs/plan.md"
-            traps.append(server.trap(str(finding.code), finding.severity, "command", finding.title, finding.because, fix))
+            texts = {"code": finding.code, "title": finding.title, "because": finding.because, "advice": advice}
+            traps.append(server.trap("finding", finding.severity, "command", **texts))
     if problem:
-        why = "the plan needs the model's shape and a card that is known"
-        traps.append(server.trap("plan.unknown", Severity.INFO, "command", f"not planned: {problem}", why, "plimsoll plan"))
+        traps.append(server.trap("not-planned", Severity.INFO, "command", problem=problem))
     traps.sort(key=lambda trap: (trap.line, trap.rule))
     return LintedServer(at.launch.source, checked.model, engine.release, engine.because or "asked for", card, tuple(traps))
 
@@ -102,10 +104,13 @@ class _Server:
     checked: FlagReport
     weights_bytes: int | None  # of the whole model; None where it was not planned
 
-    def trap(self, rule: str, severity: Severity, where: str | int, title: str, why: str, fix: str) -> Trap:
-        """Returns a trap. `where`: a line, or the deployment's field whose line is meant."""
-        line = where if isinstance(where, int) else self.at.lines.get(where, self.at.line)
-        return Trap(self.at.file, line, self.at.launch.source, rule, severity, title, why, fix)
+    def trap(self, name: str, severity: Severity, where: str | int, /, **values: object) -> Trap:
+        """Returns the trap of that name. `where`: a line, or the deployment's field whose line is meant."""
+        line, kind = where if isinstance(where, int) else self.at.lines.get(where, self.at.line), self.at.kind
+        values |= {key: names.get(kind) for key, names in _TEXTS["keys"].items()}
+        texts = [_TEXTS["traps"][name][part] for part in ("rule", "title", "why", "fix")]
+        rule, *said = (filled(text if isinstance(text, str) else text[kind], values) for text in texts)
+        return Trap(self.at.file, line, self.at.launch.source, rule, severity, *said)
 
     def line_of(self, word: str) -> int:
         """Returns the line on which the server's part of the file names a word; the begin of its command if none does."""
@@ -115,14 +120,11 @@ class _Server:
         named = (number for number, line in enumerate(lines, 1) if number >= first and word in line)
         return next(named, self.at.lines.get("command", self.at.line))
 
-    def value(self, flag: str) -> str | None:
-        """Returns the last value that the command gives a flag; None where it gives none."""
-        values = [a.values[-1] for a in self.checked.line.arguments if a.row is not None and a.row.name == flag and a.values]
-        return values[-1] if values else None
-
     def number(self, flag: str, default: float = 0.0) -> float:
+        """Returns the number that the command gives a flag last."""
+        values = [a.values[-1] for a in self.checked.line.arguments if a.row is not None and a.row.name == flag and a.values]
         try:
-            return float(self.value(flag) or default)
+            return float(values[-1] if values else default)
         except ValueError:
             return default  # a variable that was not seen
 
@@ -138,11 +140,12 @@ def _flags(server: _Server) -> Iterator[Trap]:
     for item in server.checked.items:
         if item.status.is_problem or item.status is FlagStatus.DEPRECATED:
             loud = Severity.WARNING if item.status.is_problem else Severity.INFO
-            since = f" since {item.since}" if item.since else ""
-            title = f"{item.name}: {item.status.value}{since} in vLLM {server.checked.engine.release}"
-            fix = item.instead or "leave it out; `plimsoll flags` writes the command anew"
-            severity, word = Severity.CRITICAL if item.status.is_refused else loud, item.status.value
-            yield server.trap(f"flag.{word}", severity, server.line_of(item.name), title, item.note or word, fix)
+            severity, status = Severity.CRITICAL if item.status.is_refused else loud, item.status.value
+            yield server.trap(
+                "flag", severity, server.line_of(item.name), name=item.name, status=status, note=item.note or status,
+                since=f" since {item.since}" if item.since else "", release=server.checked.engine.release,
+                instead=item.instead or "leave it out; `plimsoll flags` writes the command anew",
+            )  # fmt: skip
 
 
 def _probes(server: _Server) -> Iterator[Trap]:
@@ -150,55 +153,35 @@ def _probes(server: _Server) -> Iterator[Trap]:
     at, needs = server.at, START_S + (server.weights_bytes or 0) / WEIGHTS_PER_S
     probe, alive = at.startup or at.liveness, at.liveness
     if at.unit_type in ("notify", "notify-reload"):
-        why = "vLLM never tells systemd that it is ready, so systemd ends it after TimeoutStartSec (90 s by default)"
-        yield server.trap("probe.notify", Severity.CRITICAL, "unit_type", f"Type={at.unit_type}", why, "Type=exec")
+        yield server.trap("notify", Severity.CRITICAL, "unit_type", type=at.unit_type)
     if alive is not None and at.kind != "compose" and alive.patience_s < PATIENCE_S:
-        title = f"the liveness probe kills after {alive.patience_s:.0f} s without an answer"
-        why = "a long prefill or a compilation can keep /health waiting longer, and the kill fails every request in flight"
-        fix = f"periodSeconds: 30 and failureThreshold: {PATIENCE_S / 30:.0f}, on /health"
-        yield server.trap("probe.liveness", Severity.WARNING, alive.line, title, why, fix)
-    if probe is None or probe.delay_s + probe.patience_s >= needs:
+        yield server.trap("liveness", Severity.WARNING, alive.line, patience=alive.patience_s, failures=PATIENCE_S / 30)
+    if probe is None or (given := probe.delay_s + probe.patience_s) >= needs:
         return
-    given = probe.delay_s + probe.patience_s
     size = f", {format_gib(server.weights_bytes)} of weights among it" if server.weights_bytes else ""
-    if at.kind == "compose":
-        title = f"the health check gives up {given:.0f} s after the start"
-        why = f"a start may take {needs:.0f} s{size}; until then it is unhealthy, and whatever waits for it or heals it acts"
-        severity, fix = Severity.WARNING, f"start_period: {needs:.0f}s"
-    else:
-        name = "startup" if at.startup else "liveness"
-        title = f"the {name} probe kills a server that has not answered {given:.0f} s after its start"
-        why = f"a start may take {needs:.0f} s{size}; a server that is killed while it loads never comes up"
-        severity = Severity.CRITICAL if given < PATIENCE_S else Severity.WARNING
-        fix = f"a startupProbe on /health with periodSeconds: 10 and failureThreshold: {needs / 10:.0f}"
-    yield server.trap("probe.slow-start", severity, probe.line, title, why, fix)
+    severity = Severity.CRITICAL if given < PATIENCE_S and at.kind != "compose" else Severity.WARNING
+    name, which = "health-check" if at.kind == "compose" else "slow-start", "startup" if at.startup else "liveness"
+    yield server.trap(name, severity, probe.line, given=given, needs=needs, size=size, probe=which, failures=needs / 10)
 
 
 def _stopping(server: _Server) -> Iterator[Trap]:
     """Yields traps of stops that cut requests off."""
-    at = server.at
+    at, before = server.at, server.at.before_stop_s
     if at.kind == "script":
         return
     knows = "--shutdown-timeout" in flags_of(server.checked.engine.release)
     drain = server.number("--shutdown-timeout") if knows else 0.0
-    grace = DEFAULT_GRACE_S[at.kind] if at.grace_s is None else at.grace_s
-    key = {"compose": "stop_grace_period", "kubernetes": "terminationGracePeriodSeconds", "systemd": "TimeoutStopSec"}[at.kind]
-    needs = drain + at.before_stop_s + TEARDOWN_S
-    if (drain or at.before_stop_s) and grace < needs:
-        default = " (the default)" if at.grace_s is None else ""
-        before = f", {at.before_stop_s:.0f} s before it" if at.before_stop_s else ""
-        why = f"{drain:.0f} s of --shutdown-timeout{before} and {TEARDOWN_S:.0f} s of teardown: the kill comes first"
-        title = f"{key} is {grace:.0f} s{default}, and a stop takes {needs:.0f} s"
-        fix = {"compose": f"{key}: {needs:.0f}s", "kubernetes": f"{key}: {needs:.0f}", "systemd": f"{key}={needs:.0f}"}[at.kind]
-        yield server.trap("stop.grace", Severity.CRITICAL, "grace_s", title, why, fix)
+    there = DEFAULT_GRACE_S[at.kind] if at.grace_s is None else at.grace_s
+    needs = drain + before + TEARDOWN_S
+    if (drain or before) and there < needs:
+        yield server.trap(
+            "grace", Severity.CRITICAL, "grace_s", there=there, needs=needs, drain=drain, teardown=TEARDOWN_S,
+            default=" (the default)" if at.grace_s is None else "", before=f", {before:.0f} s before it" if before else "",
+        )  # fmt: skip
     if knows and not drain and not at.drains_first and not at.has_template:
-        why = "vLLM's default is 0: SIGTERM aborts every request in flight"
-        fix = f"--shutdown-timeout 60, and {key} of at least {60 + at.before_stop_s + TEARDOWN_S:.0f} s"
-        yield server.trap("stop.no-drain", Severity.INFO, "command", "no --shutdown-timeout", why, fix)
+        yield server.trap("no-drain", Severity.INFO, "command", needs=60 + before + TEARDOWN_S)
     if at.kind == "systemd" and at.kill_mode != "mixed" and at.launch.image is None:  # whose processes are not the unit's
-        why = "systemd sends SIGTERM to every process of the unit, and each request in flight fails"
-        title = f"KillMode={at.kill_mode or 'control-group (the default)'}"
-        yield server.trap("stop.kill-mode", Severity.WARNING, "kill_mode", title, why, "KillMode=mixed")
+        yield server.trap("kill-mode", Severity.WARNING, "kill_mode", mode=at.kill_mode or "control-group (the default)")
 
 
 def _shared_memory(server: _Server) -> Iterator[Trap]:
@@ -207,14 +190,11 @@ def _shared_memory(server: _Server) -> Iterator[Trap]:
     if ranks < 2 or at.has_host_shm or (at.has_template and at.shm_bytes is None):
         return
     there, needs = CONTAINER_SHM if at.shm_bytes is None else at.shm_bytes, ranks * SHM_FOR_A_RANK
-    if there >= needs:
-        return
-    title = f"shared memory of {format_gib(there)}{'' if at.shm_bytes else ' (the default)'} for {ranks} ranks"
-    why = "NCCL and vLLM's own queues between the ranks lie in /dev/shm; too little ends a start with a bus error"
-    run = f"--shm-size {needs // GIB}g, or --ipc host"
-    fixes = {"compose": f"shm_size: {needs // GIB}gb", "kubernetes": "an emptyDir with medium: Memory, mounted at /dev/shm"}
-    fix = fixes.get(at.kind, run)
-    yield server.trap("shm.small", Severity.CRITICAL, "shm_bytes", title, why, fix)
+    if there < needs:
+        default = "" if at.shm_bytes else " (the default)"
+        yield server.trap(
+            "shared-memory", Severity.CRITICAL, "shm_bytes", there=there, default=default, ranks=ranks, needs=needs // GIB
+        )
 
 
 def _pinned_memory(server: _Server) -> Iterator[Trap]:
@@ -225,46 +205,30 @@ def _pinned_memory(server: _Server) -> Iterator[Trap]:
     if server.at.kind == "script" or (not pinned and not sleeps):
         return
     size, limit = int(pinned * GIB) + (server.weights_bytes or 0) * sleeps, server.at.memory_limit_bytes
-    what = f"{format_gib(size)} of pinned host memory" if size else "the weights pinned in host memory while it sleeps"
-    why = (
-        "pinned memory is never swapped: without a limit the kernel kills whatever it likes, under too small a one this server"
-    )
-    fix = f"a memory limit of at least {format_gib(size + BESIDE_PINNED)}" if size else "a memory limit beyond the weights"
-    if limit is None:
-        yield server.trap("memory.pinned", Severity.WARNING, "memory", f"{what}, and no memory limit", why, fix)
-    elif limit < size + BESIDE_PINNED:
-        title = f"{what}, and a memory limit of {format_gib(limit)}"
-        yield server.trap("memory.pinned", Severity.CRITICAL, "memory", title, why, fix)
+    if limit is None or limit < size + BESIDE_PINNED:
+        yield server.trap(
+            "pinned-memory", Severity.WARNING if limit is None else Severity.CRITICAL, "memory",
+            what=f"{format_gib(size)} of pinned host memory" if size else "the weights pinned in host memory while it sleeps",
+            limit="no memory limit" if limit is None else f"a memory limit of {format_gib(limit)}",
+            enough=f"of at least {format_gib(size + BESIDE_PINNED)}" if size else "beyond the weights",
+        )  # fmt: skip
 
 
 def _restarts(server: _Server) -> Iterator[Trap]:
     """Yields traps of restart policies that leave a dead server down."""
     at = server.at
-    policy = (at.restart or "no").lower()
-    if at.kind == "script" or at.is_job or policy in ("always", "unless-stopped"):
-        return
-    key = {"compose": "restart", "kubernetes": "restartPolicy", "systemd": "Restart"}[at.kind]
-    title = f"{key}: {at.restart or 'no (the default)'}"
-    why = "vLLM ends with exit code 0 when its engine dies: this policy takes that for a wish and leaves it down"
-    fix = {"compose": "restart: unless-stopped", "kubernetes": "restartPolicy: Always", "systemd": "Restart=always"}[at.kind]
-    yield server.trap("restart.exit-zero", Severity.WARNING, "restart", title, why, fix)
+    if at.kind != "script" and not at.is_job and (at.restart or "no").lower() not in ("always", "unless-stopped"):
+        yield server.trap("restart", Severity.WARNING, "restart", policy=at.restart or "no (the default)")
 
 
 def _secrets(server: _Server) -> Iterator[Trap]:
     """Yields traps of secrets in the file."""
-    at = server.at
-    values, words = dict(at.launch.environment), list(at.launch.arguments)
+    values, words = dict(server.at.launch.environment), list(server.at.launch.arguments)
     named = [name for name, value in values.items() if redact_value(name, value) != value and not _is_elsewhere(value)]
     hidden = zip(["", *words], zip(words, redact_words(words), strict=True), strict=False)
     flags = [before for before, (word, shown) in hidden if word != shown and not _is_elsewhere(word)]
-    elsewhere = {
-        "compose": "env_file: or secrets:, outside version control", "kubernetes": "a Secret, with valueFrom.secretKeyRef",
-        "systemd": "EnvironmentFile= that only root reads, or LoadCredential=", "script": "a variable that is set elsewhere",
-    }[at.kind]  # fmt: skip
     for name in (*named, *(flag.partition("=")[0] for flag in flags)):
-        why = "whoever reads the file, its history or the process list has it"
-        title = f"a secret stands in the file: {name}"
-        yield server.trap("secret.open", Severity.CRITICAL, server.line_of(name), title, why, elsewhere)
+        yield server.trap("secret", Severity.CRITICAL, server.line_of(name), name=name)
 
 
 def _is_elsewhere(value: str) -> bool:

@@ -79,7 +79,7 @@ def read_limits(flags: Flags, environment: Mapping[str, str]) -> RequestLimits:
     unknown = [f"{name}: {what}" for name, what in words.items() if flags.text(name) not in (None, "0") or flags.switch(name)]
     if flags.word("--runner") in ("pooling", "draft") or flags.text("--task") not in (None, "auto", "generate"):
         unknown.append("a pooling model's step")
-    if (dtype := flags.word("--kv-cache-dtype")) not in _COUNTED_CACHES:
+    if (dtype := flags.word("--kv-cache-dtype") or "auto") not in _COUNTED_CACHES:
         unknown.append(f"--kv-cache-dtype {dtype}: what kernels unpack of such a cache")
     compilation = flags.mapping("--compilation-config")
     if compilation.get("cudagraph_mm_encoder"):
@@ -87,14 +87,14 @@ def read_limits(flags: Flags, environment: Mapping[str, str]) -> RequestLimits:
     doubts = [name for name, harmless in _HARMLESS.items() if flags.text(name) not in (None, *harmless)]
     doubts += [name for name in _DOUBTFUL_SWITCHES if flags.switch(name)]
     doubts += ["--compilation-config"] if compilation.keys() & {"mode", "level", "pass_config"} else []
-    doubts += ["--logprobs-mode"] if flags.word("--logprobs-mode", "").endswith("_logits") else []
+    doubts += ["--logprobs-mode"] if (flags.word("--logprobs-mode") or "").endswith("_logits") else []
     given = flags.integer("--max-logprobs")
     return RequestLimits(
         max_logprobs=20 if given is None else given,
         max_pixels=pixels if isinstance(pixels, int) and pixels > 0 else None,
         takes_video=limit_of(flags.mapping("--limit-mm-per-prompt"), "video") != 0,
         expandable_segments="expandable_segments:True" in conf,
-        flashinfer="FLASHINFER" in flags.word("--attention-backend", "").upper(),
+        flashinfer="FLASHINFER" in (flags.word("--attention-backend") or "").upper(),
         not_modelled=tuple(unknown),
         runner_doubts=tuple(doubts),
         runner_chosen=environment.get("VLLM_USE_V2_MODEL_RUNNER") in ("0", "1"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from plimsoll.errors import BadInput
@@ -46,104 +46,6 @@ class Card:
     shares_host_memory: bool = False  # GB10 and Jetson: the host's own processes use the same memory
     is_amd: bool = False
     is_named: bool = True  # False: known by its size alone
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The values in force for one launch of one model on one card; sizes in bytes, lengths in tokens.
-
-    Weights, KV cache and overhead all read this class. Defaults are those of vLLM 0.32.0 for Llama on an H100.
-    """
-
-    release: str = Coverage.KV_RULES.last
-    utilization: float = 0.92
-    max_model_len: int = 8192  # AUTO_FIT where vLLM chooses: it lowers `model_context` to what fits
-    max_num_seqs: int = 1024
-    max_num_batched_tokens: int = 8192
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    data_parallel: int = 1
-    decode_context_parallel: int = 1
-    expert_parallel: bool = False
-    kv_cache_memory_bytes: int | None = None
-    kv_cache_dtype: str = "auto"
-    dtype: str = "auto"
-    quantization: str | None = None
-    block_size: int | None = None
-    num_gpu_blocks_override: int | None = None
-    enforce_eager: bool = False
-    prefix_caching: bool = True
-    async_scheduling: bool = True
-    hybrid_manager: bool | None = None  # None: as vLLM decides it: on, but off for chunked local attention and before 0.9.1
-    cpu_offload_gib: float = 0.0
-    max_loras: int = 0  # 0: LoRA is off
-    max_lora_rank: int = 16
-    max_cpu_loras: int = 0  # 0: as many as on the GPU
-    speculative: Mapping[str, Any] | None = None
-    kv_connector: str | None = None
-    pipeline_partition: tuple[int, ...] | None = None  # layers of each stage, VLLM_PP_LAYER_PARTITION
-    estimates_graphs: bool = True
-    v2_runner: bool = True
-    skips_mm_profiling: bool = False
-    reads_videos: bool = True  # False: --limit-mm-per-prompt allows none
-    language_model_only: bool = False  # also where every kind of input that an encoder reads has a limit of 0
-    encoders_whole: bool = False  # --mm-encoder-tp-mode data: every rank has the whole encoder
-    mamba_cache_dtype: str = "auto"
-    mamba_ssm_cache_dtype: str = "auto"
-    mamba_cache_mode: str = "none"
-    # The scheduler's settings; memory does not depend on them, `simulate` does.
-    chunked_prefill: bool = True
-    scheduling_policy: str = "fcfs"
-    long_prefill_token_threshold: int = 0
-    watermark: float = 0.0
-    reserve_full_isl: bool = True
-    # Facts of the model and the card that vLLM's own choices depend on.
-    model_context: int = 8192  # the model's own longest
-    auto_dtype: str = "bfloat16"  # the type that --dtype auto chooses
-    interleaved: bool = False  # a cache layout with the block outermost (BLHNC, BLNHC): DeepSeek V4
-    gpu_bytes: int = 80 * GIB
-    compute_capability: tuple[int, int] | None = None
-    shares_host_memory: bool = False
-    is_amd: bool = False
-    batch_by_size: bool = False  # the batch is the default of a card that is known by its size alone
-    full_graphs: bool = True  # CUDA graphs of whole decode steps: off with --enforce-eager and by `cudagraph_mode`
-    first_engine: bool = False  # vLLM before 0.8, and until 0.10 on cards and with settings that the second engine refused
-
-    @property
-    def gpus(self) -> int:
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
-
-    @property
-    def auto_fit(self) -> bool:
-        """True if vLLM chooses the context: --max-model-len auto, or -1."""
-        return self.max_model_len == AUTO_FIT
-
-    @property
-    def context(self) -> int:
-        """The longest request that the command asks for."""
-        return self.model_context if self.auto_fit else self.max_model_len
-
-    @property
-    def model_dtype(self) -> str:
-        """The type of activations and of an unquantised cache: as given, else the 16-bit type that vLLM picks."""
-        given = {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype)
-        return self.auto_dtype if given == "auto" else given
-
-    @property
-    def has_fixed_cache(self) -> bool:
-        """True if the command sets the size of the cache, which vLLM then allocates whether it fits or not."""
-        return self.kv_cache_memory_bytes is not None or self.num_gpu_blocks_override is not None
-
-    @property
-    def drafts_with_own_head(self) -> bool:
-        """True if the model's own multi-token head drafts."""
-        method = (self.speculative or {}).get("method")
-        return isinstance(method, str) and "mtp" in method
-
-    @property
-    def speculative_tokens(self) -> int:
-        number = (self.speculative or {}).get("num_speculative_tokens", 0)
-        return number if isinstance(number, int) else 0
 
 
 class Flags:
@@ -198,9 +100,10 @@ class Flags:
         except ValueError:
             raise BadInput(f"{name} {text!r} is not a number") from None
 
-    def word(self, name: str, otherwise: str = "auto") -> str:
+    def word(self, name: str) -> str | None:
+        """The value as typed, else the release's own where it is a text."""
         default = self.default(name)
-        return self.text(name) or (default if isinstance(default, str) and default else otherwise)
+        return self.text(name) or (default if isinstance(default, str) and default else None)
 
     def switch(self, name: str) -> bool | None:
         """True if the switch is on; None where neither the command nor the release's default says."""
@@ -228,6 +131,109 @@ class Flags:
             except ValueError:
                 merged[path] = value
         return merged
+
+
+def _flag(name: str, read: Callable[[Flags, str], Any], *, default: Any) -> Any:
+    """A setting that one flag alone decides; the default where neither the command nor its release says."""
+    return field(default=default, metadata={"flag": name, "read": read})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The values in force for one launch of one model on one card; sizes in bytes, lengths in tokens.
+
+    Weights, KV cache and overhead all read this class. Defaults are those of vLLM 0.32.0 for Llama on an H100.
+    """
+
+    release: str = Coverage.KV_RULES.last
+    utilization: float = 0.92
+    max_model_len: int = 8192  # AUTO_FIT where vLLM chooses: it lowers `model_context` to what fits
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 8192
+    tensor_parallel: int = _flag("--tensor-parallel-size", Flags.at_least_one, default=1)
+    pipeline_parallel: int = _flag("--pipeline-parallel-size", Flags.at_least_one, default=1)
+    data_parallel: int = _flag("--data-parallel-size", Flags.at_least_one, default=1)
+    decode_context_parallel: int = _flag("--decode-context-parallel-size", Flags.at_least_one, default=1)
+    expert_parallel: bool = _flag("--enable-expert-parallel", Flags.switch, default=False)
+    kv_cache_memory_bytes: int | None = _flag("--kv-cache-memory-bytes", Flags.integer, default=None)
+    kv_cache_dtype: str = _flag("--kv-cache-dtype", Flags.word, default="auto")
+    dtype: str = _flag("--dtype", Flags.word, default="auto")
+    quantization: str | None = _flag("--quantization", Flags.text, default=None)
+    block_size: int | None = None
+    num_gpu_blocks_override: int | None = _flag("--num-gpu-blocks-override", Flags.integer, default=None)
+    enforce_eager: bool = False
+    prefix_caching: bool = True
+    async_scheduling: bool = True
+    hybrid_manager: bool | None = None  # None: as vLLM decides it: on, but off for chunked local attention and before 0.9.1
+    cpu_offload_gib: float = 0.0
+    max_loras: int = 0  # 0: LoRA is off
+    max_lora_rank: int = _flag("--max-lora-rank", Flags.integer, default=16)
+    max_cpu_loras: int = _flag("--max-cpu-loras", Flags.integer, default=0)  # 0: as many as on the GPU
+    speculative: Mapping[str, Any] | None = None
+    kv_connector: str | None = None
+    pipeline_partition: tuple[int, ...] | None = None  # layers of each stage, VLLM_PP_LAYER_PARTITION
+    estimates_graphs: bool = True
+    v2_runner: bool = True
+    skips_mm_profiling: bool = _flag("--skip-mm-profiling", Flags.switch, default=False)
+    reads_videos: bool = True  # False: --limit-mm-per-prompt allows none
+    language_model_only: bool = False  # also where every kind of input that an encoder reads has a limit of 0
+    encoders_whole: bool = False  # --mm-encoder-tp-mode data: every rank has the whole encoder
+    mamba_cache_dtype: str = _flag("--mamba-cache-dtype", Flags.word, default="auto")
+    mamba_ssm_cache_dtype: str = _flag("--mamba-ssm-cache-dtype", Flags.word, default="auto")
+    mamba_cache_mode: str = _flag("--mamba-cache-mode", Flags.word, default="none")
+    # The scheduler's settings; memory does not depend on them, `simulate` does.
+    chunked_prefill: bool = True
+    scheduling_policy: str = _flag("--scheduling-policy", Flags.word, default="fcfs")
+    long_prefill_token_threshold: int = _flag("--long-prefill-token-threshold", Flags.integer, default=0)
+    watermark: float = _flag("--watermark", Flags.number, default=0.0)
+    reserve_full_isl: bool = _flag("--scheduler-reserve-full-isl", Flags.switch, default=True)
+    # Facts of the model and the card that vLLM's own choices depend on.
+    model_context: int = 8192  # the model's own longest
+    auto_dtype: str = "bfloat16"  # the type that --dtype auto chooses
+    interleaved: bool = False  # a cache layout with the block outermost (BLHNC, BLNHC): DeepSeek V4
+    gpu_bytes: int = 80 * GIB
+    compute_capability: tuple[int, int] | None = None
+    shares_host_memory: bool = False
+    is_amd: bool = False
+    batch_by_size: bool = False  # the batch is the default of a card that is known by its size alone
+    full_graphs: bool = True  # CUDA graphs of whole decode steps: off with --enforce-eager and by `cudagraph_mode`
+    first_engine: bool = False  # vLLM before 0.8, and until 0.10 on cards and with settings that the second engine refused
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def auto_fit(self) -> bool:
+        """True if vLLM chooses the context: --max-model-len auto, or -1."""
+        return self.max_model_len == AUTO_FIT
+
+    @property
+    def context(self) -> int:
+        """The longest request that the command asks for."""
+        return self.model_context if self.auto_fit else self.max_model_len
+
+    @property
+    def model_dtype(self) -> str:
+        """The type of activations and of an unquantised cache: as given, else the 16-bit type that vLLM picks."""
+        given = {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype)
+        return self.auto_dtype if given == "auto" else given
+
+    @property
+    def has_fixed_cache(self) -> bool:
+        """True if the command sets the size of the cache, which vLLM then allocates whether it fits or not."""
+        return self.kv_cache_memory_bytes is not None or self.num_gpu_blocks_override is not None
+
+    @property
+    def drafts_with_own_head(self) -> bool:
+        """True if the model's own multi-token head drafts."""
+        method = (self.speculative or {}).get("method")
+        return isinstance(method, str) and "mtp" in method
+
+    @property
+    def speculative_tokens(self) -> int:
+        number = (self.speculative or {}).get("num_speculative_tokens", 0)
+        return number if isinstance(number, int) else 0
 
 
 def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShape, card: Card) -> Settings:
@@ -265,48 +271,31 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
     kinds = [_INPUTS.get((shape.model_type, tower.what), _BY_TOWER.get(tower.what, (tower.what,))) for tower in shape.towers]
     no_inputs = bool(kinds) and all(limit_of(limits, kind) == 0 for each in kinds for kind in each)
     text_alone = Behaviour.UNREAD_TOWERS.is_in(release) and no_inputs
+    rows = [(each, each.metadata["read"](flags, each.metadata["flag"])) for each in fields(Settings) if each.metadata]
+    of_one_flag: dict[str, Any] = {each.name: each.default if value is None else value for each, value in rows}
     return Settings(
+        **of_one_flag,
         release=release,
         utilization=utilization,
         max_model_len=context,
         max_num_seqs=sequences,
         max_num_batched_tokens=tokens,
-        tensor_parallel=flags.at_least_one("--tensor-parallel-size"),
-        pipeline_parallel=flags.at_least_one("--pipeline-parallel-size"),
-        data_parallel=flags.at_least_one("--data-parallel-size"),
-        decode_context_parallel=flags.at_least_one("--decode-context-parallel-size"),
-        expert_parallel=bool(flags.switch("--enable-expert-parallel")),
-        kv_cache_memory_bytes=flags.integer("--kv-cache-memory-bytes"),
-        kv_cache_dtype=flags.word("--kv-cache-dtype"),
-        dtype=flags.word("--dtype"),
-        quantization=flags.text("--quantization"),
         block_size=flags.at_least_one("--block-size") if flags.text("--block-size") else None,
-        num_gpu_blocks_override=flags.integer("--num-gpu-blocks-override"),
         enforce_eager=bool(flags.switch("--enforce-eager")) or eager,
         prefix_caching=is_v1 and caches_prefixes_by_default(shape, release) if prefix_caching is None else prefix_caching,
         async_scheduling=Behaviour.ASYNC_SCHEDULING.is_in(release) if runs_ahead is None else runs_ahead,
         hybrid_manager=False if flags.switch("--disable-hybrid-kv-cache-manager") else None,
         cpu_offload_gib=offloaded,
         max_loras=(flags.integer("--max-loras") or 1) if flags.switch("--enable-lora") else 0,
-        max_lora_rank=flags.integer("--max-lora-rank") or 16,
-        max_cpu_loras=flags.integer("--max-cpu-loras") or 0,
         speculative=flags.mapping("--speculative-config") or None,
         kv_connector=str(transfer["kv_connector"]) if "kv_connector" in transfer else None,
         pipeline_partition=stages,
         estimates_graphs=(estimate == "1") if estimate is not None else Behaviour.GRAPH_ESTIMATE.is_in(release),
         v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
-        skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
         reads_videos=limit_of(limits, "video") != 0,
         language_model_only=bool(flags.switch("--language-model-only")) or text_alone,
         encoders_whole=flags.text("--mm-encoder-tp-mode") == "data",
-        mamba_cache_dtype=flags.word("--mamba-cache-dtype"),
-        mamba_ssm_cache_dtype=flags.word("--mamba-ssm-cache-dtype"),
-        mamba_cache_mode=flags.word("--mamba-cache-mode", "none"),
         chunked_prefill=chunked is not False,
-        scheduling_policy=flags.word("--scheduling-policy", "fcfs"),
-        long_prefill_token_threshold=flags.integer("--long-prefill-token-threshold") or 0,
-        watermark=flags.number("--watermark") or 0.0,
-        reserve_full_isl=flags.switch("--scheduler-reserve-full-isl") is not False,
         model_context=shape.max_context,
         auto_dtype=auto_dtype_of(shape),
         interleaved=LayerKind.MLA_COMPRESSED in shape.kinds,
