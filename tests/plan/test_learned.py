@@ -140,24 +140,6 @@ def test_consumed_memory_is_split_by_the_weights() -> None:
     assert after.kv.value == pytest.approx(111.8 * GIB, abs=0.02 * GIB)
 
 
-def test_a_startup_plan_is_unfolded() -> None:
-    """vLLM's own plan holds the cache less the captured graphs and 150 MiB, so that an eager start tells it to the byte."""
-    ledger = _plan("--max-model-len 8192 --enforce-eager", release="0.32.0")
-    kv = ledger.kv.value - _gib(0.1)
-    plan = Measured(planned_kv_bytes=kv - 150 * MIB, free_bytes=H200.total_bytes - _gib(0.6))
-    rows = _by_name(compare(ledger, plan))
-    assert rows["kv"].measured == kv
-    assert rows["context"].measured == _gib(0.6)
-    after = corrected(ledger, correction_from(ledger, plan), MODEL)
-    assert after.kv.value == pytest.approx(kv, abs=2)
-    with_graphs = _plan(release="0.32.0")
-    assert _by_name(compare(with_graphs, plan))["kv"].measured == kv + with_graphs.graphs_actual.value
-    # 0.26 took the captured graphs off, not their estimate; 0.27 takes both.
-    ledger = replace(_plan(release="0.26.0"), graphs=replace(_plan().graphs, value=GIB, low=GIB, high=GIB))
-    row = _by_name(compare(ledger, Measured(planned_kv_bytes=100 * GIB)))["kv"]
-    assert row.measured == 100 * GIB + 150 * MIB + ledger.graphs_actual.value - GIB
-
-
 @each(
     ("change", "says"),
     [

@@ -142,19 +142,6 @@ def test_memory_that_came_back_during_capture_is_no_figure(tmp_path: Path) -> No
     assert _gib(found.kv_bytes) == -4.06
 
 
-def test_a_startup_plan_of_vllms_own(tmp_path: Path) -> None:
-    """The JSON that VLLM_ENABLE_STARTUP_PLAN=1 leaves behind is read, on one line or laid out."""
-    plan = {"schema": 1, "fingerprint": "0f" * 8, "kv_cache_memory_bytes": 117976333517, "free_memory_baseline": 149562000000}
-    for text in (json.dumps(plan), json.dumps(plan, indent=2)):
-        found = _read(tmp_path, text)
-        assert (found.planned_kv_bytes, found.free_bytes) == (117976333517, 149562000000)
-    with pytest.raises(BadInput, match="another schema"):
-        _read(tmp_path, json.dumps(plan | {"schema": 2}))
-    for wrong in (-1, 1.5, True, "1", None, 1 << 60):
-        with pytest.raises(BadInput, match="two sizes"):
-            _read(tmp_path, json.dumps(plan | {"kv_cache_memory_bytes": wrong}))
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"nothing of vLLM\n", b"{}", b"[1]", b"\x00" * 100_000, b"{" * 50_000, b"INFO KV cache size: , tokens\n",

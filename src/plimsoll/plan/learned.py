@@ -22,7 +22,7 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger, ModelFacts, Terms, added_up, neighbours_in_budget, sum_of
 from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.log_lines import PRINTED_TOLERANCE, Measured
-from plimsoll.vllm.versions import Behaviour, is_same_release
+from plimsoll.vllm.versions import is_same_release
 
 SCHEMA = "plimsoll.corrections/"
 VERSION = 1
@@ -110,7 +110,6 @@ _REPEATS: dict[str, tuple[float, float]] = {
     "graphs_actual": (0.05, 0.05),
     "context": (0.05, 0.1),
 }
-_PLAN_RESERVE = 150 * MIB  # vLLM leaves it when it writes a startup plan
 _FARTHEST_FACTOR = 2.0
 _SHARED = "its share of what was measured for non-torch and activation together"
 _TOKEN_SIZE_TOLERANCE = 0.05
@@ -291,12 +290,6 @@ def _kv(ledger: Ledger, measured: Measured) -> _TermFigure | None:
     if measured.kv_bytes is not None:
         return _TermFigure(measured.kv_bytes, PRINTED_TOLERANCE)
     settings = ledger.settings
-    if measured.planned_kv_bytes is not None:
-        graphs = ledger.graphs_actual
-        value, tolerance = measured.planned_kv_bytes + _PLAN_RESERVE + graphs.value, _half(graphs)
-        if not Behaviour.PLAN_COUNTS_GRAPHS.is_in(settings.release):
-            value, tolerance = value - ledger.graphs.value, math.ceil(math.hypot(tolerance, _half(ledger.graphs)))
-        return _TermFigure(value, tolerance)
     if measured.blocks and settings.pipeline_parallel == 1 and settings.num_gpu_blocks_override is None:
         block = ledger.kv_plan.bytes_per_block
         return _TermFigure(measured.blocks * block + block // 2, block // 2 + 1)

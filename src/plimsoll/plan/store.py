@@ -7,7 +7,6 @@ newer plimsoll's, or the only copy of something.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -79,12 +78,10 @@ def _locked(target: Path, wait_seconds: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-# A start is read from its log, plain or gzip, or from the startup plan that vLLM itself keeps. Only numbers leave this module;
-# arguments, paths and names in the log are skipped.
+# A start is read from its log, plain or packed. Only numbers leave this module; arguments, paths and names in it are skipped.
 LOG_MAX_BYTES = 256 << 20  # unpacked
 LINE_MAX_BYTES = 64 << 10
 BLOCK_BYTES = 1 << 20
-PLAN_SCHEMA = 1  # PLAN_SCHEMA_VERSION of vllm/v1/worker/startup_plan.py, 0.26 to 0.32
 
 
 def read_start(path: Path | str) -> Measured:
@@ -94,8 +91,7 @@ def read_start(path: Path | str) -> Measured:
         try:
             stream = unpacked(str(path), file, whole=True)
             head = stream.read(LINE_MAX_BYTES)
-            plan = _startup_plan(head, path)
-            found = plan or measured_of(_lines(head, stream, path))
+            found = measured_of(_lines(head, stream, path))
         except OSError as error:
             raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     if not found.has_memory:
@@ -104,24 +100,6 @@ def read_start(path: Path | str) -> Measured:
             '("Model loading took", "Available KV cache memory"), best with VLLM_LOGGING_LEVEL=DEBUG'
         )
     return found
-
-
-def _startup_plan(head: bytes, path: Path) -> Measured | None:
-    """VLLM_ENABLE_STARTUP_PLAN=1 keeps {schema, fingerprint, kv_cache_memory_bytes, free_memory_baseline} per rank."""
-    if len(head) == LINE_MAX_BYTES or not head.lstrip().startswith(b"{"):
-        return None
-    try:
-        loaded = json.loads(head)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(loaded, dict) or "kv_cache_memory_bytes" not in loaded:
-        return None
-    schema, kv, free = (loaded.get(key) for key in ("schema", "kv_cache_memory_bytes", "free_memory_baseline"))
-    if schema != PLAN_SCHEMA:
-        raise BadInput(f"{path}: a startup plan of another schema than {PLAN_SCHEMA}, the one vLLM 0.26 to 0.32 writes")
-    if not all(type(size) is int and 0 < size < 1 << 50 for size in (kv, free)):
-        raise BadInput(f"{path}: a startup plan without its two sizes")
-    return Measured(planned_kv_bytes=kv, free_bytes=free, ranks=1)
 
 
 def _lines(head: bytes, stream: BinaryIO, path: Path) -> Iterator[bytes]:

@@ -43,11 +43,10 @@ class Measured(NamedTuple):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     enforce_eager: bool | None = None
-    planned_kv_bytes: int | None = None  # of vLLM's startup plan: the available memory less the graphs and 150 MiB
 
     @property
     def has_memory(self) -> bool:
-        return any(figure is not None for figure in (self.weights_bytes, self.kv_bytes, self.planned_kv_bytes, self.blocks))
+        return any(figure is not None for figure in (self.weights_bytes, self.kv_bytes, self.blocks))
 
 
 _NUMBER = r"-?[\d.]+"

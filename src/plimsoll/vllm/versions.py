@@ -231,7 +231,6 @@ class Behaviour(Enum):
     MEMORY_SUMMARY = ("0.26.0", "the summary of memory is logged at INFO, not DEBUG", "v1/worker/gpu_worker.py")
     CONSUMED_MEMORY = ("0.27.0", "whatever the device lost counts: weights and memory outside torch are one figure",
         "v1/worker/gpu_worker.py")
-    PLAN_COUNTS_GRAPHS = ("0.27.0", "a startup plan takes the graphs' estimate off", "v1/worker/startup_plan.py")
     SHUTDOWN_PROCESSES = ("0.27.0", "the log of a shutdown names the processes", "v1/utils.py")
     LARGEST_BATCH = ("0.28.0", "cards of 160 GiB or more batch 16384 tokens by default", "engine/arg_utils.py")
     LEAN_PROFILE = ("0.28.0", "the second runner's profile no longer copies its logits to 32 bits",
