@@ -72,9 +72,10 @@ def test_what_is_not_the_installed_one_is_not_taken(tmp_path: Path, monkeypatch:
         ("echo hello", BadInput, "not a Python that answers"),
         ("exit 3", BadInput, "exit code 3"),
         ("echo out of order >&2; exit 1", BadInput, "out of order"),
-        *((f"echo 'plimsoll-answer {answer}'", BadInput, "not a Python that answers") for answer in ("{broken", "[1]")),
-        *((f"echo 'plimsoll-answer {answer}'", WorldFailed, "has no vLLM") for answer in (
-            "{}", '{"vllm": 1}', '{"vllm": [1, []]}', '{"vllm": ["/nowhere/vllm/__init__.py", []], "points": [[1], 2]}')),
+        *((f"echo 'plimsoll-answer {answer}'", BadInput, "not a Python that answers") for answer in (
+            "{broken", "[1]", "{}", '{"vllm": 1, "inside": [null, []], "version": null, "points": []}')),
+        *((f"echo 'plimsoll-answer {{\"vllm\": {place}, \"inside\": [null, []], \"version\": null, \"points\": []}}'",
+           WorldFailed, "has no vLLM") for place in ("[null, []]", '["/nowhere/vllm/__init__.py", []]')),
     ],
 )  # fmt: skip
 def test_a_program_that_is_no_python_is_one_line(script: str, kind: type[Exception], said: str, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -16,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from plimsoll.errors import BadInput, TimedOut, WorldFailed
 from plimsoll.launch.command_line import Launch, find_launch
@@ -56,6 +57,15 @@ class InsideVisibility(NamedTuple):
     is_visible: bool
     place: str | None
     entry_points: tuple[str, ...]  # names under which vLLM will load it
+
+
+class _Answer(msgspec.Struct):
+    """The answer of another Python; a place is a file, and the folders of a package."""
+
+    vllm: tuple[str | None, list[str]]
+    inside: tuple[str | None, list[str]]
+    version: str | None
+    points: list[tuple[str, str, str]]
 
 
 class InstalledVllm(NamedTuple):
@@ -102,31 +112,18 @@ def vllm_of(python: str | None, variables: Mapping[str, str]) -> InstalledVllm:
         raise TimedOut(f"{who} did not say within {ASK_S:.0f} s where its vLLM is") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{who} cannot be run: {getattr(error, 'strerror', None) or error}") from None
-    said = [line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith("plimsoll-answer ")]
+    said = [line for line in done.stdout.splitlines() if line.startswith(b"plimsoll-answer ")]
     try:
-        answer = json.loads(said[-1].partition(" ")[2]) if said else None
+        answer = msgspec.json.decode(said[-1].partition(b" ")[2] if said else b"", type=_Answer)
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
         last = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise BadInput(f"{who} is not a Python that answers: {last[:200]}")
-    origin, _ = _place(answer.get("vllm"))
+        raise BadInput(f"{who} is not a Python that answers: {last[:200]}") from None
+    origin, (inside, folders) = answer.vllm[0], answer.inside
     if origin is None or not Path(origin).is_file():
         raise WorldFailed(nothing)
-    inside, folders = _place(answer.get("inside"))
-    points = answer.get("points")
-    names = [str(p[1]) for p in points if isinstance(p, list) and len(p) == 3] if isinstance(points, list) else []
-    place = inside or (folders[0] if folders else None)
-    package, version = Path(origin).parent, answer.get("version")
-    seen = InsideVisibility(inside is not None, place, tuple(sorted(set(names))))
-    version = version_beside(package) or (version if isinstance(version, str) else None)
-    return InstalledVllm(str(package), version, sources_in(package), seen)
-
-
-def _place(value: object) -> tuple[str | None, list[str]]:
-    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[1], list):
-        return None, []
-    return (value[0] if isinstance(value[0], str) else None), [str(inner) for inner in value[1]]
+    package, names = Path(origin).parent, {name for _, name, _ in answer.points}
+    seen = InsideVisibility(inside is not None, inside or next(iter(folders), None), tuple(sorted(names)))
+    return InstalledVllm(str(package), version_beside(package) or answer.version, sources_in(package), seen)
 
 
 def sources_in(package: Path) -> Sources:

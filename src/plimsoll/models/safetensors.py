@@ -7,14 +7,14 @@ The header comes from whoever published the model, so everything in it is checke
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from collections import Counter
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeGuard
+from typing import Annotated, BinaryIO, NamedTuple
+
+import msgspec
 
 from plimsoll.errors import BadInput, TooLarge
 
@@ -23,8 +23,6 @@ TENSORS_MAX = 1_000_000  # the largest models of 2026 have a third of that
 SHARDS_MAX = 2_000
 PREFIX_BYTES = 8
 
-_DIMENSIONS_MAX = 16
-_SIZE_MAX = 1 << 50
 _NAME_MAX = 1_024
 BITS = {  # a type that is missing here is newer than this table
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
@@ -39,6 +37,17 @@ class TensorInfo(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+
+class _Tensor(msgspec.Struct):
+    """One tensor as the header has it."""
+
+    dtype: Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 50)], ...], msgspec.Meta(max_length=16)]
+    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], int]
+
+
+_read_tensor = msgspec.json.Decoder(_Tensor).decode
 
 
 class Header(NamedTuple):
@@ -136,64 +145,44 @@ def header_length(prefix: bytes, file_bytes: int, where: str) -> int:
 
 def parse_header(content: bytes, data_bytes: int, where: str) -> Header:
     """The tensors of a header; BadInput unless their data fill the rest of the file without gap or overlap."""
-
-    def without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        built = dict(pairs)
-        if len(built) != len(pairs):
-            twice = min(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-            raise BadInput(f"{where}: the header names {_shown(twice)} twice")
-        return built
-
     try:
-        entries = json.loads(content.decode("utf-8"), object_pairs_hook=without_duplicates)
-    except UnicodeDecodeError:
-        raise BadInput(f"{where}: not a safetensors file: its header is not UTF-8") from None
-    except (ValueError, RecursionError):
-        raise BadInput(f"{where}: not a safetensors file: its header is not JSON") from None
-    if not isinstance(entries, dict):
-        raise BadInput(f"{where}: not a safetensors file: its header is not an object")
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # thousands of experts share a few shapes
-    found = [_tensor(name, entry, where, shapes) for name, entry in entries.items() if name != "__metadata__"]
-    if len(found) > TENSORS_MAX:
+        entries = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where}: not a safetensors file: its header is no JSON object: {error}") from None
+    entries.pop("__metadata__", None)
+    if len(entries) > TENSORS_MAX:
         raise TooLarge(f"{where}: more than {TENSORS_MAX:,} tensors, which no model has")
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # thousands of experts share a few shapes
+    found: list[tuple[int, int, TensorInfo]] = []
+    for name, raw in entries.items():
+        if len(name) > _NAME_MAX:
+            raise BadInput(f"{where}: a tensor's name is {len(name):,} characters long")
+        try:
+            tensor = _read_tensor(raw)
+        except ValueError as error:
+            raise BadInput(f"{where}: tensor {_shown(name)}: {error}") from None
+        (begin, end), shape = tensor.data_offsets, shapes.setdefault(tensor.shape, tensor.shape)
+        size = (prod(shape) * BITS[tensor.dtype] + 7) // 8 if tensor.dtype in BITS else None  # up: half a byte is a byte
+        if size is not None and size != end - begin:
+            raise BadInput(f"{where}: tensor {_shown(name)} takes {end - begin:,} bytes, its type and shape need {size:,}")
+        found.append((begin, end, TensorInfo(name, tensor.dtype, shape)))
     reached = 0
-    for begin, end, tensor in sorted(found):
-        if begin != reached:
-            what = "overlaps the one before it" if begin < reached else "leaves a gap before it"
-            raise BadInput(f"{where}: the data of tensor {_shown(tensor.name)} {what}")
+    for begin, end, info in sorted(found):
+        if begin != reached or end < begin:
+            what = (
+                "overlaps the one before it"
+                if begin < reached
+                else "leaves a gap before it"
+                if begin > reached
+                else "ends early"
+            )
+            raise BadInput(f"{where}: the data of tensor {_shown(info.name)} {what}")
         reached = end
     if reached != data_bytes:
         raise BadInput(
             f"{where}: cut short or damaged: the header describes {reached:,} bytes of data, there are {data_bytes:,}"
         )
-    return Header(tuple(tensor for _, _, tensor in found), reached)
-
-
-def _tensor(
-    name: str, entry: object, where: str, shapes: dict[tuple[int, ...], tuple[int, ...]]
-) -> tuple[int, int, TensorInfo]:
-    """Returns the offsets at which a tensor's data begin and end, and the tensor."""
-    what = f"{where}: tensor {_shown(name)}"
-    if len(name) > _NAME_MAX:
-        raise BadInput(f"{where}: a tensor's name is {len(name):,} characters long")
-    if not isinstance(entry, dict):
-        raise BadInput(f"{what} is not described by an object")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype, str) or not 0 < len(dtype) <= 32:
-        raise BadInput(f"{what} has no dtype")
-    if not _wholes(shape) or len(shape) > _DIMENSIONS_MAX:
-        raise BadInput(f"{what} has no sensible shape")
-    if not _wholes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise BadInput(f"{what} has no sensible data_offsets")
-    begin, end = offsets
-    size = (prod(shape) * BITS[dtype] + 7) // 8 if dtype in BITS else None  # up: half a byte is a byte
-    if size is not None and size != end - begin:
-        raise BadInput(f"{what} takes {end - begin:,} bytes, its type and shape need {size:,}")
-    return begin, end, TensorInfo(name, dtype, shapes.setdefault(tuple(shape), tuple(shape)))
-
-
-def _wholes(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item <= _SIZE_MAX for item in value)
+    return Header(tuple(info for _, _, info in found), reached)
 
 
 def _shown(name: str) -> str:
