@@ -201,10 +201,10 @@ def test_bad_files_are_one_line_with_the_name(tmp_path: Path, content: bytes, se
 
 def test_paths_that_cannot_be_read_are_bad_input(tmp_path: Path) -> None:
     """A missing file, a directory, an impossible name and a missing standard input are said in one line."""
-    cases = {str(tmp_path / "none.sh"): "no such file", str(tmp_path): "is a directory", "a\0b": "cannot be read"}
+    cases = {str(tmp_path / "none.sh"): "no such file", str(tmp_path): "a folder, not a file", "a\0b": "null"}
     (tmp_path / "secret.sh").touch(0)
     if not os.access(tmp_path / "secret.sh", os.R_OK):  # root may read everything
-        cases[str(tmp_path / "secret.sh")] = "permission denied"
+        cases[str(tmp_path / "secret.sh")] = "Permission denied"
     for path, sentence in {**cases, "-": "no standard input", "": "no such file"}.items():
         with pytest.raises(BadInput, match=sentence):
             read_launches(path)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
-import select
-import stat
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from os.path import basename
@@ -17,13 +17,10 @@ from plimsoll.launch.command_line import Container, Launch, find_in_container, f
 from plimsoll.launch.manifests import ManifestStart, TextBudget, documents_in, launches_in_manifest, starts_in_manifest
 from plimsoll.launch.shell_script import commands_in
 from plimsoll.launch.shell_words import joined_words
+from plimsoll.net.inputs import Budget, Descriptor, opened
 
 BYTES_MAX = 1024 * 1024
 PIPE_PATIENCE_S = 10
-_UNREADABLE = {
-    FileNotFoundError: "no such file", IsADirectoryError: "is a directory; name the file in it",
-    PermissionError: "permission denied",
-}  # fmt: skip
 _SOURCED_MAX = 8  # names of files that a note lists
 
 # Patterns stay text until they are used: compiling them all costs more than reading most files.
@@ -109,9 +106,7 @@ def read_text(path: str, stdin: BinaryIO | None = None) -> str:
     try:
         content = stdin.read(BYTES_MAX + 1) if path == "-" and stdin is not None else _file_bytes(path)
     except (OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
-            raise BadInput(f"{path}: {_UNREADABLE[type(error)]}") from None
-        raise BadInput(f"{path!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise BadInput(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > BYTES_MAX:
         raise TooLarge(f"{where}: larger than 1 MiB; a start script or manifest is not")
     if b"\0" in content:
@@ -127,23 +122,15 @@ def read_text(path: str, stdin: BinaryIO | None = None) -> str:
 
 def _file_bytes(path: str) -> bytes:
     """Reads the beginning of a file, or of a pipe such as `<(...)`; gives up on a pipe without a writer."""
-    if not stat.S_ISFIFO(os.stat(path).st_mode):
-        with open(path, "rb") as file:
-            return file.read(BYTES_MAX + 1)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    descriptor, _ = opened(path)
+    budget = Budget(time.monotonic() + PIPE_PATIENCE_S)
     try:
-        found = b""
-        while len(found) <= BYTES_MAX:
-            ready, _, _ = select.select([descriptor], [], [], PIPE_PATIENCE_S)
-            chunk = os.read(descriptor, BYTES_MAX + 1) if ready else None
-            if chunk is None:
-                raise BadInput(f"{path}: a pipe in which nothing arrived for {PIPE_PATIENCE_S} s")
-            if not chunk:
-                break
-            found += chunk
-        return found
+        content = io.BufferedReader(Descriptor(descriptor, budget)).read(BYTES_MAX + 1)
     finally:
         os.close(descriptor)
+    if budget.was_short:
+        raise BadInput(f"{path}: a pipe in which nothing arrived for {PIPE_PATIENCE_S} s")
+    return content
 
 
 def kind_of(text: str, name: str) -> str:

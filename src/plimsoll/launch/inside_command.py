@@ -16,9 +16,10 @@ from plimsoll.launch.command_line import (
     UnresolvedWords,
     read_command_line,
 )
+from plimsoll.units import filled
 from plimsoll.vllm import flags
 from plimsoll.vllm.extension_points import FIRST_ENGINE, PLUGIN_LIST, RUST_FRONT_END, InsidePart, PartVerdict
-from plimsoll.vllm.versions import Engine
+from plimsoll.vllm.versions import Engine, table
 
 PROBE = "plimsoll.inside.Probe"
 GATE = "plimsoll.inside.Gate"
@@ -28,7 +29,7 @@ FLAGS = (EXTENSION_FLAG, PROBE, MIDDLEWARE_FLAG, GATE)
 PLUGIN_NAME = "plimsoll"  # of the stat logger, among vLLM's entry points
 PROBE_PLUGIN_NAME = "plimsoll_probe"
 
-_SERVER_PARTS = (InsidePart.GATE, InsidePart.DRAIN, InsidePart.SHED)
+_TABLE = table("inside_remarks", "launch")
 _WORKS = ("yes", "partly", "no")
 
 
@@ -95,11 +96,9 @@ def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plug
     given = _CommandFlags(arguments, dict(launch.environment), engine, plugins)
     remarks = list(_remarks(given))
     if DEMO_SERVER in launch.notes:
-        says = "the demonstration server takes no middleware"
-        remarks.append(Remark("vllm.entrypoints.api_server", says, (*_SERVER_PARTS, InsidePart.RECORDER), "no"))
+        remarks.append(_remark("demonstration", "vllm.entrypoints.api_server"))
     opaque = [argument.typed for argument in arguments if argument.is_opaque]
-    if opaque:
-        remarks.append(Remark(opaque[0], f"what it holds was not seen: look that there is no {EXTENSION_FLAG} in it"))
+    remarks += [_remark("opaque", name) for name in opaque[:1]]
     environment = dict(checked.rewritten_environment)
     words: list[str] = []  # to add to the command
     variables: dict[str, str] = {}  # to set
@@ -119,71 +118,48 @@ def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plug
     return InsideLaunch(checked, tuple(remarks), tuple(words), tuple(variables.items()))
 
 
+def _remark(row: str, name: str, value: str = "") -> Remark:
+    """The remark of that row of the table on a flag or variable."""
+    found = _TABLE["remarks"][row]
+    parts = [part for each in found.get("parts", ()) for part in (_TABLE["server"] if each == "server" else [each])]
+    return Remark(name, filled(found["says"], {"value": value}), tuple(map(InsidePart, parts)), found.get("makes", "yes"))
+
+
 def _remarks(given: _CommandFlags) -> Iterator[Remark]:
     """Remarks on the flags and variables that matter to plimsoll.inside."""
-    if (other := given.value(EXTENSION_FLAG)) not in ("", PROBE):
-        says = f"{other} is the worker extension, and vLLM takes one: PLIMSOLL_PROBE=plugin adds the probe beside it"
-        if given.plugins.has_probe:
-            yield Remark(EXTENSION_FLAG, says)
-        else:
-            says += ", but only where plimsoll is installed or its wheel is mounted"
-            yield Remark(EXTENSION_FLAG, says, (InsidePart.PROBE,), "no")
-    if given.value("--worker-cls") not in ("", "auto"):
-        says = "a worker class of its own: its names were not read, and vLLM refuses one that ours has too"
-        yield Remark("--worker-cls", says)
-    middleware = given.values(MIDDLEWARE_FLAG)
-    if GATE in middleware and middleware[-1] != GATE:
-        says = f"{GATE} should be the last: what stands behind it is outside the gate, and what that refuses is not counted"
-        yield Remark(MIDDLEWARE_FLAG, says)
-    if given.is_on(RUST_FRONT_END):
-        says = "the Rust front-end takes neither middleware nor stat loggers; the probe's figures stay in their files"
-        yield Remark(RUST_FRONT_END, says, (*_SERVER_PARTS, InsidePart.RECORDER), "no")
-    if flags.is_read_in(FIRST_ENGINE, given.engine.release) and given.variables.get(FIRST_ENGINE, "").strip() == "0":
-        says = "the first engine (V0) has no stat loggers and no list of its requests: only the probe was looked at for it"
-        yield Remark(FIRST_ENGINE, says, (*_SERVER_PARTS, InsidePart.RECORDER), "no")
-    if given.has("--grpc"):
-        yield Remark("--grpc", "a gRPC server has no middleware", _SERVER_PARTS, "no")
-    if given.has("--headless"):
-        says = (
-            "no API server runs here: the gate belongs to the command that has one, and it does not see these workers' figures"
-        )
-        yield Remark("--headless", says, (*_SERVER_PARTS, InsidePart.RECORDER), "no")
-    # Several machines, Ray and several API servers.
-    spread = "--nnodes" if given.number("--nnodes") > 1 else given.has("--data-parallel-address", "--data-parallel-start-rank")
+
+    def where(name: str, holds: bool) -> str:  # noqa: FBT001
+        return name if holds else ""
+
+    plugins, middleware = given.plugins, given.values(MIDDLEWARE_FLAG)
+    lists_others = PLUGIN_NAME not in given.variables.get(PLUGIN_LIST, PLUGIN_NAME).split(",")
+    other, reads_first = given.value(EXTENSION_FLAG), flags.is_read_in(FIRST_ENGINE, given.engine.release)
+    extends = where(EXTENSION_FLAG, other not in ("", PROBE))
     local, size = given.number("--data-parallel-size-local"), given.number("--data-parallel-size")
-    spread = spread or ("--data-parallel-size-local" if 0 < local < size else "")
-    if spread:
-        yield Remark(
-            spread, "several machines: figures of workers on the others are not seen here", (InsidePart.PROBE,), "partly"
-        )
+    spread = "--nnodes" if given.number("--nnodes") > 1 else given.has("--data-parallel-address", "--data-parallel-start-rank")
     backends = ("--distributed-executor-backend", "--data-parallel-backend")
-    if flag := next((flag for flag in backends if given.value(flag) == "ray"), ""):
-        says = "Ray starts the workers, so they are not known to be this server's: their figures are written but not shown"
-        yield Remark(flag, says, (InsidePart.PROBE,), "partly")
-    count = given.number("--api-server-count")
-    if not given.has("--headless") and (count > 1 or (not count and size > 1)):
-        says = "several API servers share their state through files of one user on one machine (in PLIMSOLL_DIR)"
-        yield Remark("--api-server-count" if count else "--data-parallel-size", says)
-    if given.has("--disable-log-stats"):
-        if given.plugins.has_stat_logger:
-            says = "a stat logger that is installed keeps vLLM's statistics on, though without vLLM's own lines and metrics"
-            yield Remark("--disable-log-stats", says)
-        else:
-            says = "without statistics no step and no finished request is seen: nothing is recorded and no rate is known"
-            yield Remark("--disable-log-stats", says, (InsidePart.SHED, InsidePart.RECORDER), "no")
-    loaded = given.variables.get(PLUGIN_LIST)
-    if loaded is not None and given.plugins.has_stat_logger and PLUGIN_NAME not in loaded.split(","):
-        says = f"a list of what may be loaded: {PLUGIN_NAME} is added, else the gate brings the stat logger itself"
-        yield Remark(PLUGIN_LIST, says)
-    if flag := given.has("--kv-transfer-config", "--kv-offloading-size"):
-        says = "finished requests may still hold blocks for the connector: an idle count does not mean that all is sent"
-        yield Remark(flag, says)
-    if flag := given.has("--max-num-queued-reqs", "--max-num-queued-tokens"):
-        yield Remark(flag, "vLLM bounds its queue itself: shed adds nothing but Retry-After")
-    if given.has("--enable-elastic-ep"):
-        yield Remark("--enable-elastic-ep", "scaling makes vLLM's loggers anew; the gate puts the recorder back")
-    if flag := given.has("--disable-frontend-multiprocessing"):
-        yield Remark(flag, "changes nothing here: it concerns the first engine (V0) alone")
+    count, is_headless = given.number("--api-server-count"), given.has("--headless")
+    several = where("--api-server-count", count > 1) or where("--data-parallel-size", size > 1 and not count)
+    # The flag or variable that each row is about; empty where it does not apply.
+    names = {
+        "other extension" if plugins.has_probe else "other extension, no plugin": extends,
+        "worker class": where("--worker-cls", given.value("--worker-cls") not in ("", "auto")),
+        "not the last": where(MIDDLEWARE_FLAG, GATE in middleware and middleware[-1] != GATE),
+        "rust": where(RUST_FRONT_END, given.is_on(RUST_FRONT_END)),
+        "first engine": where(FIRST_ENGINE, reads_first and given.variables.get(FIRST_ENGINE, "").strip() == "0"),
+        "grpc": given.has("--grpc"),
+        "headless": is_headless,
+        "several machines": spread or where("--data-parallel-size-local", 0 < local < size),
+        "ray": next((flag for flag in backends if given.value(flag) == "ray"), ""),
+        "several servers": where(several, not is_headless),
+        "no statistics" if plugins.has_stat_logger else "no statistics, no logger": given.has("--disable-log-stats"),
+        "plugin list": where(PLUGIN_LIST, lists_others and plugins.has_stat_logger),
+        "connector": given.has("--kv-transfer-config", "--kv-offloading-size"),
+        "own queue limit": given.has("--max-num-queued-reqs", "--max-num-queued-tokens"),
+        "elastic": given.has("--enable-elastic-ep"),
+        "one process": given.has("--disable-frontend-multiprocessing"),
+    }
+    yield from (_remark(row, name, other) for row, name in names.items() if name)
 
 
 def with_remarks(verdicts: Sequence[PartVerdict], remarks: Sequence[Remark]) -> tuple[PartVerdict, ...]:

@@ -45,19 +45,13 @@ class FlagRow(NamedTuple):
 
 
 def _row(name: str, plain: Mapping[str, Any]) -> FlagRow:
-    return FlagRow(
-        name=name,
-        first=plain["from"],
-        last=plain["to"],
-        kind=plain["kind"],
-        aliases=tuple(plain.get("aliases", ())),
-        nargs=plain.get("nargs"),
-        choices=tuple(plain["choices"]) if "choices" in plain else None,
-        default=plain.get("default", UNKNOWN_DEFAULT),
-        is_deprecated=plain.get("deprecated", False),
-        repeats=plain.get("repeats", False),
-        is_optional=plain.get("optional", False),
-    )
+    choices = tuple(plain["choices"]) if "choices" in plain else None
+    own = {_FIELDS.get(key, key): value for key, value in plain.items()}
+    return FlagRow(**{**own, "name": name, "aliases": tuple(plain.get("aliases", ())), "choices": choices})
+
+
+# Fields that are called otherwise in the table.
+_FIELDS = {"from": "first", "to": "last", "deprecated": "is_deprecated", "optional": "is_optional"}
 
 
 @functools.cache
