@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 SOAK = bool(os.environ.get("PLIMSOLL_SOAK"))  # `make soak`: all of what `make test` tries a few of
 
 Test = Callable[..., None]
@@ -65,6 +67,22 @@ def rows(path: Path, section: str = "") -> list[tuple[str, ...]]:
         elif is_here and line.strip() and not line.startswith("#"):
             found.append(tuple(re.split(r" =>(?: |$)", line)))
     return found
+
+
+@functools.cache
+def _tables(folder: str) -> dict[str, list[Any]]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loaded: dict[str, list[Any]] = yaml.load((Path(__file__).parent / folder / "cases.yaml").read_bytes(), Loader=loader)
+    return loaded
+
+
+def cases(folder: str, name: str) -> list[Any]:
+    """The rows of a test in the cases.yaml of its folder. A list is a tuple, except in an object."""
+
+    def read(value: Any) -> Any:
+        return tuple(map(read, value)) if isinstance(value, list) else value
+
+    return [read(row) for row in _tables(folder)[name]]
 
 
 def times(few: int, many: int) -> int:

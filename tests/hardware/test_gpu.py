@@ -12,7 +12,7 @@ from lab import write_gpu_docs
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import AMBIGUOUS, GPUS, INSTANCES, Ambiguous, Gpu, Vendor, gpu_named
 from plimsoll.units import GIB
-from tests.each import each
+from tests.each import cases, each
 
 NAMES = Path(__file__).with_name("names.txt")  # what nvidia-smi, rocm-smi, clouds and people say, and the card
 STARTS = Path(__file__).parents[3] / "shared" / "data" / "startups" / "startups.jsonl"
@@ -132,15 +132,10 @@ SEVERAL = r"is 8 cards: say --gpu H100; .* \(-tp 8\)"
 @each(
     ("typed", "says"),
     [
-        ("A100", r"40 and with 80 GB.*A100 SXM 80GB, A100 SXM 40GB, .* or A100 PCIe 40GB$"),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", SLICE), ("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", SLICE),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", SLICE), ("h100 mig", SLICE),
-        ("NVIDIA Z900 MIG 2g.20gb", "MIG slice of a card"),
-        ("8xH100", SEVERAL), ("8 x H100", SEVERAL), ("H100x8", SEVERAL), ("H100 x 8", SEVERAL),
-        ("h1000", "H100 SXM 80GB"), ("rtx 4091", "RTX 4090"), ("mi356", "MI355X"),
-        ("", NONE), ("  ", NONE), ("NVIDIA", NONE), ("\n", NONE), ("h100\nh200", NONE), ("gpu" * 200, NONE),
+        *cases("hardware", "what_is_no_card_is_one_line"),
+        ("gpu" * 200, NONE),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_card_is_one_line(typed: str, says: str) -> None:
     """Two sizes under one name, a slice, several cards, a name that is only near, nonsense: each says what to type instead."""
     with pytest.raises(BadInput, match=says) as refused:

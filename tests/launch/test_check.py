@@ -11,7 +11,7 @@ from plimsoll.launch.files import read_launches
 from plimsoll.vllm.flag_notes import GONE, NEEDS
 from plimsoll.vllm.flags import flags_of, history_of
 from plimsoll.vllm.versions import engine_named, newest
-from tests.each import each, rows
+from tests.each import cases, each, rows
 
 CASES = Path(__file__).parent / "cases.txt"
 ARTICLE = Path(__file__).parents[2] / "examples" / "article-start.sh"
@@ -98,20 +98,7 @@ def test_a_number_that_only_later_releases_read(value: str, since: str, instead:
     assert ("no release takes" in (item.note or "")) is (since == "-")
 
 
-@each(
-    ("words", "entries", "name", "status"),
-    [
-        ("m --max-loras 8", {"enable-lora": True}, "--max-loras", OK),  # the file may hold the switch, also one not at hand
-        ("m --max-loras 8", None, "--max-loras", OK),
-        ("m --max-loras 8", {"port": 1}, "--max-loras", IDLE),
-        ("", {"model": "m", "swap-space": 4, "port": 8001}, "--swap-space", REMOVED),
-        ("", {"model": "m", "swap_space": "4"}, "--model", OK),  # a model in the file is nothing to scold
-        # `false` is what vLLM makes of it: dropped, so idle where the default is on and harmless where it is off.
-        ("m", {"enable-prefix-caching": False}, "--enable-prefix-caching", IDLE),
-        ("m", {"enforce-eager": False}, "--enforce-eager", FlagStatus.REDUNDANT),
-        ("m", {"trust-remote-code": True}, "--trust-remote-code", OK),
-    ],
-)
+@each(("words", "entries", "name", "status"), cases("launch", "flags_in_a_config_file_are_checked_too"))
 def test_flags_in_a_config_file_are_checked_too(
     words: str, entries: dict[str, object] | None, name: str, status: FlagStatus
 ) -> None:
@@ -122,7 +109,7 @@ def test_flags_in_a_config_file_are_checked_too(
     assert (item.status, checked.model) == (status, "m")
     assert ("from c.yaml" in (item.note or "")) is (name not in words)
     assert any("not at hand" in note for note in checked.notes) is (entries is None)
-    assert any(f"edit c.yaml: {name[2:]}" in note for note in checked.notes) is (name not in words and status.is_problem)
+    assert any(f"edit c.yaml: {name[2:]}" in note for note in checked.notes) is (name not in words and item.status.is_problem)
 
 
 def test_a_redundant_switch_stays_where_a_file_says_otherwise() -> None:

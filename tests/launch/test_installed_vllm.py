@@ -13,8 +13,7 @@ from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.launch.command_line import EntryPoint, engine_meant, launches_named, version_in_image
 from plimsoll.launch.installed_vllm import launch_of_process, version_beside, vllm_in, vllm_of
 from plimsoll.vllm.extension_points import NEEDS, judge
-from plimsoll.vllm.versions import newest
-from tests.each import each, rows
+from tests.each import cases, each, rows
 from tests.launch.test_check import CASES
 from tests.vllm.vllm_like import write_vllm
 
@@ -207,35 +206,7 @@ def test_the_version_in_an_image(image: str, version: str) -> None:
     assert (version_in_image(image) or "-") == version
 
 
-@each(
-    ("text", "requirement", "release", "because"),
-    [
-        ("pip install vllm==0.9.2\nvllm serve m\n", "", "0.9.2", "pinned in start.sh"),
-        ("uvx vllm@0.10.0 serve m\nvllm serve m\n", "", "0.10.0", "pinned in start.sh"),
-        ("export VLLM_VERSION=0.11.0\nvllm serve m\n", "", "0.11.0", "pinned in start.sh"),
-        ("# once vllm==0.6.0\nvllm serve m\n", "vllm[audio]==0.9.1\ntorch\n", "0.9.1", "pinned in requirements.txt"),
-        ("pip install vllm==0.9.2\npip install vllm==0.9.1\nvllm serve m\n", "", newest(), "the newest known"),
-        (
-            "docker run vllm/vllm-openai:v0.8.5 --model m\n",
-            "vllm==0.9.1\n",
-            "0.8.5",
-            "the tag of the image vllm/vllm-openai:v0.8.5",
-        ),
-        ("vllm serve m\n", "vllm>=0.9.1\n", newest(), "the newest known"),
-        (
-            "uv run --with vllm==0.19.1 vllm serve a\nuvx --from=vllm@0.24.0 vllm serve m\n",
-            "",
-            "0.24.0",
-            "pinned in the command",
-        ),
-        (
-            "docker run acme/vllm:cu130-nightly-9dd5 --model m\n",
-            "",
-            newest(),
-            "the tag of the image acme/vllm:cu130-nightly-9dd5",
-        ),
-    ],
-)
+@each(("text", "requirement", "release", "because"), cases("launch", "what_stands_beside_the_command_decides"))
 def test_what_stands_beside_the_command_decides(
     tmp_path: Path, text: str, requirement: str, release: str, because: str
 ) -> None:

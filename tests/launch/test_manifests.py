@@ -14,7 +14,7 @@ from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import EntryPoint, Launch, engine_meant
 from plimsoll.launch.manifests import launches_in_manifest, plain_words
 from plimsoll.vllm.versions import newest
-from tests.each import each
+from tests.each import cases, each
 
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
 
@@ -92,16 +92,7 @@ def test_kserve_says_which_vllm_its_runtime_has() -> None:
         assert engine_meant(launch, None).release == version
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        "kind: Pod\nmetadata: {name: n}\nspec: {containers: [C]}",
-        "kind: CronJob\nmetadata: {name: n}\nspec: {jobTemplate: {spec: {template: {spec: {containers: [C]}}}}}",
-        "kind: LeaderWorkerSet\nmetadata: {name: n}\nspec: {leaderWorkerTemplate: {workerTemplate: {containers: [C]}}}",
-        "kind: InferenceService\nmetadata: {name: n}\nspec: {predictor: {containers: [C]}}",
-        "kind: List\nitems: [{kind: Pod, metadata: {name: n}, spec: {initContainers: [C]}}]",
-    ],
-)
+@pytest.mark.parametrize("wrap", cases("launch", "containers_are_found_wherever_they_hang"))
 def test_containers_are_found_wherever_they_hang(wrap: str) -> None:
     """Whatever the kind, a container list is found and labelled with the object it belongs to."""
     container = "{name: c, image: 'vllm/vllm-openai:v1', args: [--model, m]}"
@@ -114,19 +105,7 @@ def test_containers_are_found_wherever_they_hang(wrap: str) -> None:
 @each(
     ("text", "sentence"),
     [
-        ("a: [1\nb: 2\n", r"^x.yaml, line \d: not valid YAML: "),
-        ("a: *b\n", r"^x.yaml, line 1: \*b is not defined above it$"),
-        ("a: &b [*b]\n", r"^x.yaml, line 1: \*b is not defined above it$"),
-        ("a: 1\n<<: 2\n", r"^x.yaml, line 2: << merges mappings only$"),
-        ("a: \x07\n", r"^x.yaml: not valid YAML"),
-        ("a: 1\nimage: {{ .Values.image }}\n", r"^x.yaml, line 2: this is a Helm template; .*`helm template`$"),
-        ("{{- if .Values.on }}\na: 1\n{{- end }}\n", "`helm template`"),
-        ('a: "{{ .Release.Name }}"\n', "`helm template`"),
-        ("a: {{ jinja }}\n", "looks like a template: render it first"),
-        (
-            'services: {a: {command: "vllm serve \'m"}}',
-            "^x.yaml, service a: a quote or backslash in the command is never finished",
-        ),
+        *cases("launch", "bad_yaml_is_one_line"),
         ("[" * 5000, "nested deeper than 100 levels"),
         ("- " * 5000, "nested deeper than 100 levels"),
     ],

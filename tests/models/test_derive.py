@@ -12,7 +12,7 @@ from plimsoll.errors import WorldFailed
 from plimsoll.models.derive import derive
 from plimsoll.models.files import bundled_model, bundled_names, read_model
 from plimsoll.models.shape import ModelShape
-from tests.each import each
+from tests.each import cases, each
 
 
 def shape_of(name: str) -> ModelShape:
@@ -42,21 +42,7 @@ def test_every_model_that_can_be_derived_has_the_shape_it_is_known_to_have() -> 
     assert wrong == []
 
 
-@each(
-    ("name", "base", "method"),
-    [
-        ("Qwen/Qwen3-32B-AWQ", "Qwen/Qwen3-32B", "awq"),
-        ("google/gemma-4-26B-A4B-it", "google/gemma-4-26B-A4B", None),
-        ("unsloth/gpt-oss-20b", "openai/gpt-oss-20b", "mxfp4"),
-        ("unsloth/gpt-oss-20b-BF16", "openai/gpt-oss-20b", None),
-        ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16", "meta-llama/Llama-3.3-70B-Instruct", "compressed-tensors"),
-        ("nvidia/Llama-3.1-8B-Instruct-NVFP4", "meta-llama/Llama-3.1-8B-Instruct", "modelopt"),
-        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "Qwen/Qwen2.5-7B-Instruct", "gptq"),
-        ("unsloth/Llama-3.2-1B-Instruct-bnb-4bit", "meta-llama/Llama-3.2-1B-Instruct", "bitsandbytes"),
-        ("deepseek-ai/DeepSeek-V4-Flash-0731", "deepseek-ai/DeepSeek-V4-Flash", "fp8"),
-        ("Qwen/Qwen3.6-35B-A3B", "nvidia/Qwen3.6-35B-A3B-NVFP4", None),
-    ],
-)
+@each(("name", "base", "method"), cases("models", "a_derived_model_says_from_what"))
 def test_a_derived_model_says_from_what(name: str, base: str, method: str | None) -> None:
     """The source names the model it is derived from, the notes say what was taken from the name, and how it is quantised."""
     files = read_model(name, hub=None, environment=NOWHERE)
@@ -66,17 +52,7 @@ def test_a_derived_model_says_from_what(name: str, base: str, method: str | None
     assert (quantization and quantization.method) == method
 
 
-@each(
-    "name",
-    [
-        "meta-llama/Llama-3.1-9B-Instruct",  # another size
-        "Qwen/Qwen3-8B-Math",  # another model, for all we know
-        "someone/Qwen3-8B-Base",  # another owner's edition that nobody named
-        "Qwen/Qwen3",
-        "mistralai/Devstral-2-123B-Instruct-2512",
-        "nobody/nothing-AWQ",
-    ],
-)
+@each("name", cases("models", "what_cannot_be_derived_is_not"))
 def test_what_cannot_be_derived_is_not(name: str) -> None:
     """A size, a family or an owner that the catalogue does not know is one line, never a guess."""
     with pytest.raises(WorldFailed, match=re.escape(name)):
@@ -104,16 +80,7 @@ def test_every_source_is_told() -> None:
         )
 
 
-@each(
-    ("name", "says"),
-    [
-        ("BAAI/bge-m3", "embeds, ranks or classifies"),
-        ("Qwen/Qwen3-Reranker-0.6B", "embeds, ranks or classifies"),
-        ("google/embeddinggemma-300m", "embeds, ranks or classifies"),
-        ("Qwen/Qwen3-8B", ""),
-        ("meta-llama/Llama-3.1-8B-Instruct", ""),
-    ],
-)
+@each(("name", "says"), cases("models", "a_model_that_writes_no_text_says_so"))
 def test_a_model_that_writes_no_text_says_so(name: str, says: str) -> None:
     """Embedding and reranking models are answered in their own terms, and no other model is taken for one."""
     notes = " ".join(read_model(name, hub=None, environment=NOWHERE).notes)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import Mla, ModelShape
-from tests.each import each
+from tests.each import cases, each
 from tests.models.model_configs import (
     DATA,
     DEEPSEEK_V3,
@@ -32,19 +32,7 @@ from tests.models.model_configs import (
 )
 
 
-@pytest.mark.parametrize(
-    ("keys", "context"),
-    [
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 8192),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}}, 4096),
-        ({"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}}, 4096),
-        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}, "x": {}}}, 8192),
-        ({"rope_scaling": None}, 4096),
-        ({"seq_length": 1024}, 1024),
-        ({"model_max_length": 8192}, 8192),
-    ],
-)
+@pytest.mark.parametrize(("keys", "context"), cases("models", "max_context_follows_vllm"))
 def test_max_context_follows_vllm(keys: dict[str, Any], context: int) -> None:
     """The smallest stated length counts, model_max_length overrides it, and only some stretches multiply it."""
     assert shape(usual("llama", **keys)).max_context == context
@@ -68,30 +56,7 @@ def test_the_language_model_is_found_wherever_it_is_nested(path: tuple[str, ...]
 GROUP = {"weights": {"num_bits": 4, "group_size": 128, "type": "int"}, "targets": ["Linear"]}
 
 
-@pytest.mark.parametrize(
-    ("key", "quant", "expected"),
-    [
-        ("quantization_config", {"quant_method": "awq", "bits": 4, "group_size": 128}, ("awq", 4, 128, None)),
-        ("quantization_config", {"quant_method": "gptq", "bits": 8, "group_size": -1}, ("gptq", 8, -1, None)),
-        (
-            "compression_config",
-            {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP}, "kv_cache_scheme": {"num_bits": 8}},
-            ("compressed-tensors", 4, 128, "fp8"),
-        ),
-        (
-            "quantization_config",
-            {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": "FP8"},
-            ("modelopt", 4, 16, "fp8"),
-        ),
-        (
-            "quantization_config",
-            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
-            ("modelopt", 8, None, "fp8"),
-        ),
-        ("quantization_config", {"quant_method": "bitsandbytes", "load_in_4bit": True}, ("bitsandbytes", 4, None, None)),
-        ("quantization_config", {"quant_method": "quark"}, ("quark", None, None, None)),
-    ],
-)
+@pytest.mark.parametrize(("key", "quant", "expected"), cases("models", "quantization"))
 def test_quantization(key: str, quant: dict[str, Any], expected: tuple[object, ...]) -> None:
     """Bits and group come from the keys, the groups, or the method's own definition; otherwise they are unknown."""
     found = shape(usual("llama"), **{key: quant}).quantization
@@ -114,29 +79,10 @@ def test_an_unknown_family_with_the_usual_keys_is_read_with_a_note() -> None:
 @each(
     ("changes", "said"),
     [
-        ({"num_hidden_layers": 10**12}, "num_hidden_layers should be a whole number from 1 to 4096, not 1000000000000"),
+        *cases("models", "a_bad_key_is_named_in_one_line"),
         ({"num_hidden_layers": 10**5000}, "num_hidden_layers should be a whole number from 1 to 4096"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers"),
-        ({"num_hidden_layers": True}, "not true"),
-        ({"num_hidden_layers": "32"}, "not '32'"),
-        ({"hidden_size": None}, "hidden_size is missing"),
-        ({"hidden_size": 4096.5}, "hidden_size"),
         ({"num_attention_heads": float("nan")}, "num_attention_heads"),
-        ({"hidden_size": 8}, "32 attention heads do not fit"),
-        ({"vocab_size": [1]}, "vocab_size"),
-        ({"vocab_size": float("inf")}, "vocab_size"),
-        ({"num_key_value_heads": {}}, "num_key_value_heads"),
-        ({"tie_word_embeddings": "yes\nno"}, "tie_word_embeddings should be true or false, not 'yes\\nno'"),
-        ({"rope_scaling": "yarn"}, "rope_scaling should be an object"),
-        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "rope_scaling.factor"),
-        ({"layer_types": ["full_attention"]}, "layer_types describes 1 layers, the model has 32"),
-        ({"layer_types": [1] * 32}, "layer_types should be a list of strings"),
         ({"architectures": "x" * 10**6}, "architectures"),
-        ({"quantization_config": [1]}, "quantization_config should be an object"),
-        ({"hybrid_override_pattern": "MX" * 16}, "hybrid_override_pattern has 'X'"),
-        ({"index_topk": 2048}, "index_head_dim is missing"),
-        ({"layer_types": ["mamba"] * 32}, "ssm_state_size is missing"),
-        ({"text_config": {"model_type": "quokka"}}, "text_config.hidden_size is missing"),
     ],
 )
 def test_a_bad_key_is_named_in_one_line(changes: dict[str, Any], said: str) -> None:

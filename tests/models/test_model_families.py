@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.models.shape import ModelShape
-from tests.each import each
+from tests.each import cases, each
 from tests.models.model_configs import cached_elements, usual
 
 # One letter for the kind of a layer, and one for what follows the mixing in it.
@@ -64,20 +64,7 @@ def test_what_transformers_assumes_is_said() -> None:
     assert any("2048" in note for note in mamba.notes)
 
 
-@each(
-    ("keys", "feeds"),
-    [
-        ({"mlp_layer_types": ["dense", "sparse", "sparse", "dense"]}, "deed"),
-        ({"moe_layer_freq": [0, 1, 0, 1]}, "dede"),
-        ({"moe_layers_enum": "2, 3"}, "ddee"),
-        ({"moe_layers": [0, 3]}, "edde"),
-        ({"first_k_dense_replace": 1, "moe_layer_freq": 2}, "dded"),
-        ({"mlp_only_layers": [1], "decoder_sparse_step": 2}, "ddde"),
-        ({"moe_layer_start_index": 1, "moe_layer_end_index": 2, "moe_layer_interval": 1}, "deed"),
-        ({"num_dense_layers": 2}, "ddee"),
-        ({}, "eeee"),
-    ],
-)
+@each(("keys", "feeds"), cases("models", "which_layers_have_experts"))
 def test_which_layers_have_experts(keys: dict[str, Any], feeds: str) -> None:
     """Each family has its own rule for which layers have experts."""
     check(usual("qwen3_moe", num_hidden_layers=4, num_experts=8, num_experts_per_tok=2, **keys), {"feeds": feeds})

@@ -17,6 +17,7 @@ from plimsoll.cli.main import parse
 from plimsoll.plan.certify import Certificate, Kind
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import read_command
+from tests.each import cases
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = json.loads((ROOT / "lab" / "gpu" / "failure_runs.json").read_text(encoding="utf-8"))["models"]
@@ -48,15 +49,7 @@ def kind_of(found: Certificate, name: str) -> Kind:
     return next(kind for kind in found.kinds if kind.phase.kind == name)
 
 
-@pytest.mark.parametrize(
-    ("run", "kind", "units"),
-    [
-        ("logits", "prompt_logprobs", 8000),
-        ("forward", "batch", 8000),
-        ("multimodal", "pictures", (3500 // 28) ** 2),
-        ("lora", "adapter", 1),
-    ],
-)
+@pytest.mark.parametrize(("run", "kind", "units"), cases("plan", "a_command_that_a_request_killed_is_not_certified"))
 def test_a_command_that_a_request_killed_is_not_certified(run: str, kind: str, units: int, tmp_path: Path) -> None:
     """Each recorded killer's kind is listed, and the request that killed is no smaller than the smallest said to do it."""
     found = recorded(run, tmp_path)
@@ -108,19 +101,7 @@ def test_every_flag_that_is_said_to_close_a_kind_closes_it(name: str) -> None:
         assert certificate(*words, *found.closes_all.split()).certified
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'), "NixlConnector"),
-        (("--logits-processors", "my.Processor"), "--logits-processors"),
-        (("--enable-dbo",), "--enable-dbo"),
-        (("--speculative-config", '{"method": "eagle3", "model": "/nowhere/drafter", "num_speculative_tokens": 2}'), "drafter"),
-        (("--runner", "pooling"), "pooling"),
-        (("--kv-cache-dtype", "nvfp4"), "--kv-cache-dtype nvfp4"),
-        (("--distributed-executor-backend", "external_launcher"), "which model runner"),
-        (("--speculative-config", '{"method": "suffix", "num_speculative_tokens": 2}'), "which model runner"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), cases("plan", "what_cannot_be_known_is_never_certified"))
 def test_what_cannot_be_known_is_never_certified(words: tuple[str, ...], said: str) -> None:
     """A term that nobody counted is named, with room for anything beside it, and the answer is no."""
     found = certificate(*SERVE, "--gpu-memory-utilization", "0.5", "--max-model-len", "8192", *words)

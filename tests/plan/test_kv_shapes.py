@@ -31,7 +31,7 @@ from plimsoll.plan.settings import (
     read_settings,
     v2_by_default,
 )
-from tests.each import each
+from tests.each import cases, each
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 NO_DATA = "the shared data folder is not beside the repository"
@@ -77,14 +77,7 @@ QWEN_NEXT = shape(
 )
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bytes_per_token"),
-    [
-        ("auto", 4096), ("bfloat16", 4096), ("float32", 8192), ("fp8", 2048), ("fp8_e5m2", 2048),
-        ("int8_per_token_head", 8 * (256 + 8)), ("fp8_per_token_head", 8 * (256 + 8)), ("int4_per_token_head", 8 * (128 + 8)),
-        ("nvfp4", 2 * 8 * (64 + 8)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("dtype", "bytes_per_token"), cases("plan", "a_cache_type_costs_what_it_packs"))
 def test_a_cache_type_costs_what_it_packs(dtype: str, bytes_per_token: int) -> None:
     """Bytes per token and layer of a Llama 8B under every --kv-cache-dtype."""
     result = planned(LLAMA, replace(LONG, kv_cache_dtype=dtype))

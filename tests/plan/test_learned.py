@@ -17,7 +17,7 @@ from plimsoll.plan.settings import Card
 from plimsoll.plan.store import read_start
 from plimsoll.units import GIB, MIB
 from plimsoll.vllm.log_lines import Measured
-from tests.each import each
+from tests.each import cases, each
 from tests.models.model_configs import LLAMA_8B
 from tests.plan.planning import H200, facts_of, ledger_of
 
@@ -140,21 +140,7 @@ def test_consumed_memory_is_split_by_the_weights() -> None:
     assert after.kv.value == pytest.approx(111.8 * GIB, abs=0.02 * GIB)
 
 
-@each(
-    ("change", "says"),
-    [
-        ({"release": "0.19.0"}, "--vllm 0.19.0"),
-        ({"tensor_parallel": 2}, "--tensor-parallel-size 2"),
-        ({"pipeline_parallel": 2}, "--pipeline-parallel-size 2"),
-        ({"enforce_eager": True}, "--enforce-eager True"),
-        ({"max_num_batched_tokens": 2496}, "--max-num-batched-tokens 2496"),
-        ({"max_num_seqs": 7}, "--max-num-seqs 7"),
-        ({"max_model_len": 4096}, "--max-model-len 4096"),
-        ({"total_bytes": _gib(79.19)}, "--gpu-memory-gib 79.19"),
-        ({"kv_bytes": _gib(10.57)}, "another process on the card"),
-        ({"kv_bytes": _gib(120.0)}, "another process on the card"),
-    ],
-)
+@each(("change", "says"), cases("plan", "another_start_teaches_nothing"))
 def test_another_start_teaches_nothing(change: dict[str, object], says: str) -> None:
     """A log of another release, card, batch or parallelism, or one disturbed by a neighbour, is refused in one line."""
     with pytest.raises(BadInput, match=says) as refusal:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plimsoll.plan.ledger import Ledger, ModelFacts
 from plimsoll.plan.settings import Card
 from plimsoll.units import GIB, Estimate
-from tests.each import each
+from tests.each import cases, each
 from tests.models.model_configs import LLAMA_8B as CONFIG
 from tests.plan.planning import H100, H200, L4, LLAMA, facts_of, ledger_of
 
@@ -23,16 +23,7 @@ def _plan(model: ModelFacts, card: Card, command: str = "", release: str = "0.25
     return ledger_of(command, release, model, card)
 
 
-@each(
-    ("command", "kv_gib", "tokens"),
-    [
-        # Measured on one H200 with vLLM 0.25.1 and this very shape (tests/captures/vllm-0.25.1-h200).
-        ("--max-model-len 8192", 112.28, 919_824),
-        ("--max-model-len 8192 --gpu-memory-utilization 0.9 --enforce-eager", 109.72, 898_784),
-        ("--gpu-memory-utilization 0.88 --max-model-len 32768 --max-num-seqs 64 --max-num-batched-tokens 24576 --enforce-eager",
-         105.25, 862_192),
-    ],
-)  # fmt: skip
+@each(("command", "kv_gib", "tokens"), cases("plan", "real_starts_on_an_h200_in_bytes"))
 def test_real_starts_on_an_h200(command: str, kv_gib: float, tokens: int) -> None:
     """The KV cache of three real starts lies in the band, and the central figure is within 1 % and not above by more."""
     ledger = _plan(LLAMA, H200, command)

@@ -9,7 +9,7 @@ from plimsoll.findings import Code, Severity
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import MemoryPlan, plan_command
 from plimsoll.units import GIB
-from tests.each import SOAK, each
+from tests.each import SOAK, cases, each
 
 
 def _plan(model: str, gpu: str, release: str, *flags: str) -> MemoryPlan:
@@ -87,15 +87,7 @@ def test_old_cards_fall_back_to_the_first_engine(gpu: str, release: str, *, is_f
     assert ledger.activation.why.endswith("vLLM V0") == is_first
 
 
-@each(
-    ("model", "release", "tokens", "severity"),
-    [
-        ("google/gemma-4-E4B-it", "0.22.0", 2048, None),  # reads pictures from left to right
-        ("google/gemma-4-26B-A4B-it", "0.22.0", 2496, None),
-        ("google/gemma-4-26B-A4B-it", "0.20.0", 2048, Severity.CRITICAL),
-        ("google/gemma-4-26B-A4B-it", "0.19.1", 2048, Severity.WARNING),  # a nightly of 0.19 started so
-    ],
-)
+@each(("model", "release", "tokens", "severity"), cases("plan", "a_picture_that_must_fit_one_batch"))
 def test_a_picture_that_must_fit_one_batch(model: str, release: str, tokens: int, severity: Severity | None) -> None:
     """Only a model that looks at a picture in both directions needs one batch for it."""
     plan = _plan(model, "RTX 5090", release)
@@ -170,17 +162,7 @@ def test_memory_shared_with_the_host_widens_the_band() -> None:
     assert any("shares its memory with the host" in note for note in plan.notes)
 
 
-@each(
-    "flags",
-    [
-        "--enable-lora --max-loras 4 --max-lora-rank 3",
-        "--enable-lora --max-loras 4 --max-cpu-loras 3",
-        "--no-enable-chunked-prefill --max-num-batched-tokens 2048",
-        "--long-prefill-token-threshold 900000",
-        "--tensor-parallel-size 8 --decode-context-parallel-size 2",
-        '--enable-lora --max-num-batched-tokens 1024 --max-num-seqs 512 -sc {"method":"ngram","num_speculative_tokens":3}',
-    ],
-)
+@each("flags", cases("plan", "sizes_that_contradict_each_other_are_refused"))
 def test_sizes_that_contradict_each_other_are_refused(flags: str) -> None:
     """What vLLM's own configuration refuses before it touches a card."""
     plan = _plan("Qwen/Qwen3-8B", "H100", "0.29.0", *flags.split())

@@ -10,7 +10,7 @@ from plimsoll.errors import BadInput
 from plimsoll.models.shape import Tower
 from plimsoll.plan.settings import AUTO_FIT, batch_limits
 from plimsoll.units import GIB
-from tests.each import each
+from tests.each import cases, each
 from tests.plan.planning import LLAMA, settings_of
 
 
@@ -84,21 +84,7 @@ def test_nonsense_is_one_line(command: str) -> None:
 
 
 @each(
-    ("model_type", "towers", "limits", "release", "text_alone"),
-    [
-        ("qwen3_vl", ("vision",), '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'', "0.32.0", True),
-        ("qwen3_vl", ("vision",), "--limit-mm-per-prompt.image 0 --limit-mm-per-prompt.video 0", "0.32.0", True),
-        ("qwen3_vl", ("vision",), "--limit-mm-per-prompt.image.count 0 --limit-mm-per-prompt.video 0", "0.32.0", True),
-        ("qwen3_vl", ("vision",), '--limit-mm-per-prompt \'{"image": {"count": 0}, "video": 0}\'', "0.32.0", True),
-        ("qwen3_vl", ("vision",), "--limit-mm-per-prompt '{\"image\": 0}'", "0.32.0", False),
-        ("qwen3_vl", ("vision",), '--limit-mm-per-prompt \'{"image": 0, "video": 1}\'', "0.32.0", False),
-        ("qwen3_vl", ("vision",), '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'', "0.16.0", False),
-        ("qwen3_vl", ("vision",), "", "0.32.0", False),
-        ("gemma3", ("vision",), "--limit-mm-per-prompt '{\"image\": 0}'", "0.32.0", True),
-        ("kimi_k25", ("vision",), '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'', "0.32.0", False),
-        ("gemma4", ("vision", "audio"), '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'', "0.32.0", False),
-        ("gemma4", ("vision", "audio"), '--limit-mm-per-prompt \'{"image": 0, "video": 0, "audio": 0}\'', "0.32.0", True),
-    ],
+    ("model_type", "towers", "limits", "release", "text_alone"), cases("plan", "encoders_that_nothing_may_reach_are_left_out")
 )
 def test_encoders_that_nothing_may_reach_are_left_out(
     model_type: str, towers: tuple[str, ...], limits: str, release: str, text_alone: bool
@@ -108,20 +94,7 @@ def test_encoders_that_nothing_may_reach_are_left_out(
     assert settings_of(limits, release, replace(LLAMA, shape=shape)).language_model_only is text_alone
 
 
-@each(
-    ("release", "gpu", "gib", "expected"),
-    [
-        ("0.8.0", "NVIDIA H100 80GB HBM3", 79, (1024, 8192)),
-        ("0.8.0", "NVIDIA L4", 22, (1024, 2048)),
-        ("0.8.4", "NVIDIA L4", 22, (256, 2048)),
-        ("0.8.5", "NVIDIA A100-SXM4-80GB", 79, (1024, 8192)),
-        ("0.9.0", "NVIDIA A100-SXM4-80GB", 79, (256, 2048)),
-        ("0.19.0", "NVIDIA H100 80GB HBM3", 79, (1024, 8192)),
-        ("0.27.1", "NVIDIA B200", 178, (1024, 8192)),
-        ("0.28.0", "NVIDIA B200", 178, (1024, 16384)),
-        ("0.32.0", "NVIDIA L40S", 44, (256, 2048)),
-    ],
-)
+@each(("release", "gpu", "gib", "expected"), cases("plan", "limits_by_release_and_card"))
 def test_limits_by_release_and_card(release: str, gpu: str, gib: int, expected: tuple[int, int]) -> None:
     """Each row was read in that release's source."""
     assert batch_limits(release, gpu, gib * GIB) == expected

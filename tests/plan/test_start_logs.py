@@ -16,7 +16,7 @@ from plimsoll.plan import store
 from plimsoll.plan.store import read_start
 from plimsoll.units import GIB
 from plimsoll.vllm.log_lines import Measured
-from tests.each import each
+from tests.each import cases, each
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"
 
@@ -39,14 +39,7 @@ def _gib(size: int | None) -> float | None:
     return None if size is None else round(size / GIB, 2)
 
 
-@each(
-    ("log", "figures", "batch"),
-    [
-        ("base.log", (15.0, 112.28, 919_824, 112.28, None, 0.98), 8192),
-        ("eager90.log", (15.0, 109.72, 898_784, 109.71, 0.9, None), 8192),
-        ("seedcfg.log", (14.99, 105.25, 862_192, 26.31, 0.88, None), 24576),
-    ],
-)
+@each(("log", "figures", "batch"), cases("plan", "real_starts_on_an_h200"))
 def test_real_starts_on_an_h200(log: str, figures: tuple[float | None, ...], batch: int) -> None:
     """Each figure that vLLM 0.25.1 prints at its normal level is read, and what it does not print is None."""
     found = read_start(CAPTURES / log)

@@ -17,7 +17,7 @@ from plimsoll.models.shape import ModelShape, Quantization, RopeScaling
 from plimsoll.plan.settings import Settings
 from plimsoll.plan.weights import family_of, rotary_bytes, weights_from_shape
 from plimsoll.plan.weights_checkpoint import lora_bytes, parameters, weights_from_tensors, weights_from_total
-from tests.each import each, rows
+from tests.each import cases, each, rows
 from tests.plan.planning import bundled
 
 GIB = 2**30
@@ -212,14 +212,7 @@ def test_lora_slots() -> None:
 
 
 @pytest.mark.skipif(not CONFIGS, reason="the shared data folder is not beside the repository")
-@pytest.mark.parametrize(
-    ("name", "architecture", "allocated"),
-    [
-        ("Qwen__Qwen3-0.6B", None, 29_974_528),
-        ("Qwen__Qwen3.5-27B", "Qwen3_5ForCausalLM", 281_139_200),
-        ("nvidia__Nemotron-H-56B-Base-8K", None, 379_654_400),
-    ],
-)
+@pytest.mark.parametrize(("name", "architecture", "allocated"), cases("plan", "lora_slots_are_those_that_vllm_builds"))
 def test_lora_slots_are_those_that_vllm_builds(name: str, architecture: str | None, allocated: int) -> None:
     """One slot of rank 16, as LoRAModelManager of vLLM 0.32.0 laid it out on torch's meta device: dense, Qwen3.5, Mamba 2."""
     told = json.loads((CONFIGS[0].parent / f"{name}.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll.vllm import versions
 from plimsoll.vllm.versions import Behaviour, Coverage, announced_between
-from tests.each import each
+from tests.each import cases, each
 
 PACKAGE = Path(__file__).parents[2] / "src" / "plimsoll"
 RELEASE = re.compile(r"v?0\.[1-9]\d?(\.\d{1,2}){1,2}")
@@ -61,16 +61,7 @@ def test_no_module_but_the_tables_names_a_release() -> None:
     assert set(named) <= NAMING, named
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from plimsoll.vllm.versions import Version",
-        "from plimsoll.vllm.versions import is_before",
-        "from plimsoll.vllm import versions\nold = versions.is_before(a, b)",
-        "old = release < (0, 18, 0)",
-        "old = release >= '0.18.0'",
-    ],
-)
+@pytest.mark.parametrize("line", cases("vllm", "a_comparison_is_caught"))
 def test_a_comparison_is_caught(line: str) -> None:
     """The rule would notice each way in which modules used to compare."""
     assert len(_comparisons(line)) == 1

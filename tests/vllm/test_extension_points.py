@@ -29,7 +29,7 @@ from plimsoll.vllm.extension_points import (
     verdicts,
 )
 from plimsoll.vllm.versions import Behaviour
-from tests.each import each
+from tests.each import cases, each
 from tests.vllm.vllm_like import files_that_meet_all, sources
 
 FILE = "v1/engine/async_llm.py"
@@ -54,19 +54,11 @@ def test_a_signature_that_fits_is_found() -> None:
     assert _ask(CALL, "class AsyncLLM:\n    def collective_rpc(self, method, **kw): ...\n").state is NeedState.FOUND
 
 
-@pytest.mark.parametrize(
-    ("text", "state", "note"),
-    [
-        ("class AsyncLLM:\n    def collective_rpc(self, method): 0", NeedState.DIFFERENT, "collective_rpc does not take args"),
-        ("class AsyncLLM:\n    pass\n", NeedState.DIFFERENT, "there is no AsyncLLM.collective_rpc"),
-        ("class AsyncLLM2:\n    def collective_rpc(self, method, args): ...\n", NeedState.ABSENT, "there is no class AsyncLLM"),
-        ("def broken(:\n", NeedState.DIFFERENT, "the file cannot be parsed"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "state", "note"), cases("vllm", "what_does_not_fit_says_how"))
 def test_what_does_not_fit_says_how(text: str, state: NeedState, note: str) -> None:
     """Another signature, another class and an unreadable file are told apart."""
     answer = _ask(CALL, text)
-    assert answer.state is state
+    assert answer.state == state
     assert note in answer.note
 
 
@@ -168,19 +160,10 @@ def test_the_newest_release_takes_everything() -> None:
     assert all(answer.state is NeedState.FOUND for answer in answers_in("0.32.0"))
 
 
-@pytest.mark.parametrize(
-    ("release", "part", "works"),
-    [
-        ("0.25.1", InsidePart.RECORDER, "yes"),
-        ("0.12.0", InsidePart.GATE, "yes"),
-        ("0.8.4", InsidePart.GATE, "partly"),  # AsyncLLM.collective_rpc came with 0.8.5
-        ("0.8.5", InsidePart.GATE, "yes"),
-        ("0.7.3", InsidePart.PROBE, "no"),  # worker extensions came with 0.8.0
-    ],
-)
+@pytest.mark.parametrize(("release", "part", "works"), cases("vllm", "verdicts_that_were_seen_by_hand"))
 def test_verdicts_that_were_seen_by_hand(release: str, part: InsidePart, works: str) -> None:
     """Turning points that a person found in the sources are found by the rules too."""
-    assert next(v for v in verdicts(answers_in(release), NEEDS) if v.part is part).works == works
+    assert next(v for v in verdicts(answers_in(release), NEEDS) if v.part == part).works == works
 
 
 def test_stat_loggers_come_by_entry_point_since_0_11_1() -> None:

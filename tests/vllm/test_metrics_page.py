@@ -25,7 +25,7 @@ from plimsoll.vllm.metrics_page import (
     parse_page,
     read_page,
 )
-from tests.each import each
+from tests.each import cases, each
 from tests.net.page_server import PAGE, SECRET, Handler, serving
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -79,13 +79,7 @@ def test_escapes_stamps_odd_numbers_and_exemplars() -> None:
     assert (sample.value, sample.at_s) == (5, 1700000000.25)
 
 
-@each(
-    "line",
-    [
-        "a", "a{", 'a{b="c"', 'a{b="c"} ', "a nope", "1a 1", "a 1_000", "a{b=c} 1", 'a{b="c"} 1 x', "<html>",
-        'a{b="c" d="e"} 1', "abc1",
-    ],
-)  # fmt: skip
+@each("line", cases("vllm", "a_bad_line_is_skipped_and_counted"))
 def test_a_bad_line_is_skipped_and_counted(line: str) -> None:
     """What cannot be read costs one line, not the page."""
     page = _parsed(f"good 1\n{line}\n")

@@ -7,27 +7,13 @@ import pytest
 from plimsoll.errors import BadInput
 from plimsoll.vllm import versions
 from plimsoll.vllm.versions import Version, engine_named, newest
-from tests.each import each
+from tests.each import cases, each
 
 
 @each(
     ("text", "release", "is_exact", "note"),
     [
-        (None, newest(), True, None),
-        # Spellings of one release are that release, and so are builds of it.
-        ("0.32.0", "0.32.0", True, None),
-        ("v0.32.0", "0.32.0", True, None),
-        ("0.32", "0.32.0", True, None),
-        (" 0.32.0 ", "0.32.0", True, None),
-        ("0.25.1+cu130", "0.25.1", True, "0.25.1+cu130 is a build of 0.25.1"),
-        ("v0.25.1-cu130", "0.25.1", True, "a build of"),
-        # A foreign tag, a candidate, a post-release or an unread patch may have flags of its own.
-        ("0.25.1+acme.3", "0.25.1", False, "may be a fork"),
-        ("0.32.0rc1", "0.32.0", False, "a pre-release"),
-        ("0.32.0.post1", "0.32.0", False, "post-releases seldom"),
-        ("0.19.9", "0.19.1", False, "was not read; 0.19.1, the release before it"),
-        ("0.0.1", next(iter(versions.wheels())), False, "older than the oldest"),
-        # What we cannot know is met by the newest release.
+        *cases("vllm", "the_release_that_stands_for_a_version"),
         *((text, newest(), False, text) for text in ("0.1.dev5+g1234", "0.33.0.dev12+g0123abc", "nightly", "main")),
         *((text, newest(), False, f"{text} is newer") for text in ("99.0.0", "0.33.0")),
     ],
