@@ -16,7 +16,7 @@ from plimsoll.launch.check_flags import check
 from plimsoll.launch.command_line import EntryPoint, Launch, find_launch
 from plimsoll.launch.files import BYTES_MAX, read_launches
 from plimsoll.vllm.versions import engine_named
-from tests.each import each, rows
+from tests.each import cases, each, rows
 
 CASES = Path(__file__).parent / "cases.txt"
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
@@ -175,16 +175,9 @@ def test_guesses_and_sourced_files_are_noted() -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "is empty"),
-        (b" \n\n", "is empty"),
+        *((text.encode("latin-1"), sentence) for text, sentence in cases("launch", "bad_files_are_one_line_with_the_name")),
         (b"\x7fELF\0\0", "a binary file"),
-        (b"vllm serve caf\xe9", "not UTF-8 text"),
-        (b"echo hello\n", "no vLLM start command in it (looked for `vllm serve`"),
-        (b"A=1\nB=2\n", "no vLLM start command"),
-        (b"vllm serve {{ model }}\n", "looks like a template: render it first"),
-        (b"echo\nvllm serve 'm\n", "line 2: the single quote that opens here is never closed"),
         (b"x" * (BYTES_MAX + 1), "larger than 1 MiB"),
-        (b'[Service]\nExecStart=/bin/vllm serve "m\n', "a quote that opens here is never closed"),
     ],
 )
 def test_bad_files_are_one_line_with_the_name(tmp_path: Path, content: bytes, sentence: str) -> None:
