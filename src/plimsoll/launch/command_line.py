@@ -20,21 +20,11 @@ from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.options import Words, meant
 from plimsoll.launch.shell_script import commands_in
 from plimsoll.vllm.flags import FlagRow, flags_of, history_of
-from plimsoll.vllm.versions import Behaviour, Engine, engine_named
+from plimsoll.vllm.versions import Behaviour, Engine, engine_named, table
 
 Environment = tuple[tuple[str, str], ...]
 
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh"})
-_TAKE_A_LINE = frozenset({"eval", "ssh", "tmux", "screen", "su", "script"})  # they pass one argument to a shell
-_ENGINES = frozenset({"docker", "podman", "nerdctl"})
-_NO_RUN = ("exec", "compose", "build", "pull", "start", "stop", "logs", "stack", "kill")  # their subcommands beside run
-# Programs that mention vLLM and do not start it.
-_MENTION = frozenset(
-    "[ [[ alias apt apt-get awk brew cat cd chmod chown cp curl diff echo egrep emacs export fgrep file find git grep head"
-    " help journalctl kill killall less ln ls lsof man mkdir more mv nano pgrep pip pip3 pipx pkill printf ps read rg rm"
-    " rsync scp sed systemctl tail tee test touch trap type vi vim wait watch wc wget whereis which".split()
-)
-_WRAPPER = frozenset("builtin command env exec ionice nice nohup setsid stdbuf sudo time timeout".split())
+_PROGRAMS = table("programs", "launch")
 _WRAPPER_MAX = 200  # words in front of the start command
 DEMO_SERVER = "vllm.entrypoints.api_server is the demonstration server, not the OpenAI one"
 _SERVER_MODULES = {"vllm.entrypoints.openai.api_server": (), "vllm.entrypoints.api_server": (DEMO_SERVER,)}
@@ -51,14 +41,7 @@ _OUR_WHEEL = re.compile(r"\$.*/plimsoll_inside-[\w.-]+\.whl")  # its path in the
 _FILES = (".sh", ".bash", ".yaml", ".yml", ".json", ".txt", ".service", ".env", ".log", ".gz")
 _NESTED_MAX = 4  # bash -c "bash -c '...'"
 
-# Options of `docker run`, podman and nerdctl that take no value; every other one does.
-_SWITCHES = frozenset(
-    "--detach --interactive --tty --rm --privileged --init --publish-all --read-only --no-healthcheck --oom-kill-disable"
-    " --sig-proxy --disable-content-trust --quiet --replace --rmi --no-hosts --env-host --tls-verify --help".split()
-)
-_SHORT_SWITCHES = frozenset("ditPq")
-# Images that belong to vLLM's surroundings and do not serve a model.
-_BESIDE = ("router", "exporter", "proxy", "operator", "controller", "dashboard", "bench")
+_SHORT_SWITCHES = frozenset("ditPq")  # of `docker run`, podman and nerdctl: they take no value
 TWICE = "vllm-openai starts the server by itself: the start command given to it is read as arguments"
 RUNTIME_ADDS = "the serving runtime may add arguments of its own"
 TEMPLATE_ADDS = "KServe's own template adds arguments of its own"
@@ -112,7 +95,7 @@ def serves_vllm(image: str) -> bool:
     name = image.split("@", 1)[0]
     path, slash, last = name.rpartition("/")
     name = (path + slash + last.split(":", 1)[0]).lower()
-    return "vllm" in name and not any(word in name for word in _BESIDE)
+    return "vllm" in name and not any(word in name for word in _PROGRAMS["images beside vLLM"])
 
 
 def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]]) -> Container | None:
@@ -126,7 +109,7 @@ def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]
             break
         if not option.startswith("--"):
             option, value, given = _short(words[at - 1])
-        if not given and option not in _SWITCHES:
+        if not given and option not in _PROGRAMS["switches of run"]:
             value = words[at] if at < len(words) else ""
             at += 1
         if option in ("-e", "--env"):
@@ -214,18 +197,21 @@ def _find(words: tuple[str, ...], environment: Environment, source: str, nested:
         if start := _start_at(words, at):
             entry, first, notes = start
             return Launch(source, entry, words[first:], tuple(own), notes=notes, vllm=pin)
-        if leading and not is_value and name in _MENTION:
+        if leading and not is_value and name in _PROGRAMS["mention vLLM"]:
             return None
         rest = words[at + 1 :]
-        if name in _SHELLS and (script := _script_given(rest)) is not None:
+        if name in _PROGRAMS["shells"] and (script := _script_given(rest)) is not None:
             return _find_in_script(script, tuple(own), source, nested)
-        if name in _TAKE_A_LINE:  # one of its arguments is a command line in itself: tmux new -d 'vllm serve ...'
+        if (
+            name in _PROGRAMS["pass a line to a shell"]
+        ):  # one of its arguments is a command line in itself: tmux new -d 'vllm serve ...'
             line = " ".join(rest) if name == "eval" else next((word for word in rest if "vllm" in word and " " in word), None)
             if line is not None:
                 return _find_in_script(line, tuple(own), source, nested)
-        if name in _ENGINES:  # docker [options] [container] run ...
-            run = next((place for place, word in enumerate(rest[:8]) if word in ("run", "create", *_NO_RUN)), None)
-            if run is not None and rest[run] not in _NO_RUN:
+        if name in _PROGRAMS["engines"]:  # docker [options] [container] run ...
+            others = _PROGRAMS["other subcommands of engines"]
+            run = next((place for place, word in enumerate(rest[:8]) if word in ("run", "create", *others)), None)
+            if run is not None and rest[run] not in others:
                 container = container_of_run(rest[run + 1 :], own)
                 return None if container is None else _find_in_container(container, source, nested)
         if name == "env":
@@ -236,7 +222,7 @@ def _find(words: tuple[str, ...], environment: Environment, source: str, nested:
         elif assignment:
             own.append((assignment.group(1), assignment.group(2)))
         leading = leading and bool(
-            is_value or assignment or word.startswith("-") or name in _WRAPPER or name.rstrip("smhd").isdigit()
+            is_value or assignment or word.startswith("-") or name in _PROGRAMS["wrappers"] or name.rstrip("smhd").isdigit()
         )
     return None
 

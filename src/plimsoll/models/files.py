@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
+import msgspec
+
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.models.derive import derive
 from plimsoll.models.safetensors import SHARDS_MAX, TensorInfo, join_headers, read_header, read_plain
@@ -288,6 +290,13 @@ def _local(name: str, shown: str) -> ModelFiles | None:
     return None
 
 
+class _Kept(msgspec.Struct):
+    """The head of a kept answer."""
+
+    schema: str
+    name: str
+
+
 KEPT_SCHEMA = "plimsoll.model-files/1"
 KEPT_MAX_BYTES = 512 << 20
 
@@ -307,22 +316,14 @@ def kept(cache: Path, name: str, revision: str) -> ModelFiles | None:
     """Returns the kept answer, or None where there is none or it cannot be read."""
     path = cache_file(cache, name, revision)
     try:
-        with path.open("rb") as file:
-            content = file.read(KEPT_MAX_BYTES + 1)
-        loaded = json.loads(content)
-        if len(content) > KEPT_MAX_BYTES or loaded["schema"] != KEPT_SCHEMA or loaded["name"] != name:
+        content = read_plain(path, KEPT_MAX_BYTES)
+        about = msgspec.json.decode(content, type=_Kept) if len(content) <= KEPT_MAX_BYTES else None
+        if about != _Kept(KEPT_SCHEMA, name):
             return None
-        tensors = loaded["tensors"]
-        return ModelFiles(
-            name=name,
-            config=dict(loaded["config"]),
-            tensors=None if tensors is None else tuple(TensorInfo(str(n), str(d), tuple(map(int, s))) for n, d, s in tensors),
-            total_bytes=None if loaded["total_bytes"] is None else int(loaded["total_bytes"]),
-            source=f"{loaded['source']}, kept in {path}",
-            notes=tuple(map(str, loaded["notes"])),
-        )
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        files = msgspec.json.decode(content, type=ModelFiles)
+    except (BadInput, ValueError, RecursionError):
         return None
+    return replace(files, source=f"{files.source}, kept in {path}")
 
 
 def _home(environment: Mapping[str, str]) -> Path:

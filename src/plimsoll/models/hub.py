@@ -7,7 +7,6 @@ the same model needs no network.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +14,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
+
+import msgspec
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
 from plimsoll.models.files import (
@@ -45,10 +46,9 @@ from plimsoll.net.address import Address
 def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
     """Keeps the answer and returns it, with a note where the folder cannot be written."""
     path = cache_file(cache, files.name, revision)
-    facts = {one.name: getattr(files, one.name) for one in fields(files)}
-    text = json.dumps({"schema": KEPT_SCHEMA} | facts, separators=(",", ":"), default=dict)
+    facts = {"schema": KEPT_SCHEMA} | {each.name: getattr(files, each.name) for each in fields(files)}
     try:
-        replace_file(path, text)
+        replace_file(path, msgspec.json.encode(facts).decode())
     except OSError as error:
         note = f"What the hub answered could not be kept in {path.parent}: {error.strerror or error}."
         return replace(files, notes=(*files.notes, note))

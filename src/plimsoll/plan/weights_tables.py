@@ -121,18 +121,15 @@ def _all(size: Sizes, width: str, *, towers: bool = False) -> Scheme:
 
 def named_scheme(flag: str) -> Quantization | None:
     """Returns the quantisation that a --quantization flag alone fixes; None where the method does not fix the width."""
-    name = flag.lower()
-    if name in ("awq", "awq_marlin", "gptq", "gptq_marlin"):
-        return Quantization(name, bits=4, group_size=128)
-    if name in ("nvfp4", "modelopt_fp4"):
-        return Quantization("modelopt_fp4", bits=4, group_size=16)
-    if name == "fp8_per_block":
-        return Quantization("fp8", bits=8, block=(128, 128))
-    if name in ("mxfp4", "bitsandbytes"):
-        return Quantization(name, bits=4)
-    if name in ("fp8", "fbgemm_fp8", "ptpc_fp8", "experts_int8", "fp8_per_tensor", "modelopt", "mxfp8"):
-        return Quantization(name, bits=8)
-    return None
+    row = FAMILY_TABLE["quantization_flags"]["rows"].get(flag.lower())
+    if row is None:
+        return None
+    return Quantization(
+        row.get("method", flag.lower()),
+        bits=row["bits"],
+        group_size=row.get("group"),
+        block=tuple(row["block"]) if "block" in row else None,
+    )
 
 
 def _eight(block: tuple[int, ...] | None) -> Sizes:

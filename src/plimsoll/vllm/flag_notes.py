@@ -106,14 +106,9 @@ MEMORY: Mapping[str, str] = table("flag_notes")["memory"]
 # The limits in vLLM's configuration classes; earlier releases had some of them and were not read for it.
 RANGES = _rows("ranges", NumberRange)
 
-# Options whose set of values is open: a plugin can register more names, whatever the release's own parser lists.
-OPEN_SETS = frozenset(
-    "--reasoning-parser --tool-call-parser --quantization --speculative-model-quantization --load-format --tokenizer-mode"
-    " --distributed-executor-backend --attention-backend --config-format".split()
-)
-
-# Options that end in -config whose parser takes any JSON; for the others only an object will do.
-ANY_JSON = frozenset("--diffusion-config --override-generation-config --speculative-config --watermark-config".split())
+# Options whose set of values is open: a plugin can register more names, whatever the release's own parser lists. And those
+# that end in -config whose parser takes any JSON; for the others only an object will do.
+OPEN_SETS, ANY_JSON = (frozenset(table("flag_notes")[name]) for name in ("open_sets", "any_json"))
 
 
 @functools.cache
