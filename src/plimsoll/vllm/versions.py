@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 from os.path import dirname, join
 from typing import Any, NamedTuple
 
@@ -145,115 +145,83 @@ def spans_of(table: str, key: str) -> tuple[Span, ...]:
 
 
 class Behaviour(Enum):
-    """A change in what vLLM does: its first release, what changed, and the file of vLLM (or the page of ours) that shows it.
+    """A change in what vLLM does; its row in `data/behaviours.json` has the first release, the change, and what shows it."""
 
-    `is_announced`: `plimsoll flags --from` reports it on an upgrade. `last`: the last release with it, if it ended.
-    """
+    @staticmethod
+    def _generate_next_value_(name: str, *_: object) -> str:
+        return name
 
-    # fmt: off
-    SERVE_COMMAND = ("0.5.2", "`vllm serve` exists", "scripts.py")
-    LATENT_CACHE = ("0.7.1", "DeepSeek's attention caches latents (MLA), not full heads", "attention/backends/triton_mla.py")
-    V1_ENGINE = ("0.8.0", ("the second engine (V1) runs by default: prefix caching and chunked prefill on, preemption by "
-        "recomputation only, no swapping"), "engine/arg_utils.py", True)
-    WORKER_EXTENSIONS = ("0.8.0", "workers take an extension class (--worker-extension-cls)", "engine/arg_utils.py")
-    MODEL_FLAG = ("0.8.3", "`vllm serve` takes --model, and asks for the model as its first word", "entrypoints/cli/serve.py")
-    FEWER_SEQUENCES = ("0.8.4", "cards other than H100 and H200 batch 256 sequences by default, not 1024",
-        "engine/arg_utils.py")
-    BATCH_BY_MEMORY = ("0.8.5", "cards of 70 GiB or more have the larger default batch, whatever their name",
-        "engine/arg_utils.py")
-    A100_BATCH = ("0.9.0", "an A100 has the smaller default batch, whatever its memory", "engine/arg_utils.py")
-    DOTTED_KEYS = ("0.9.0", "the parser joins `--config.key value` into JSON", "utils.py: FlexibleArgumentParser")
-    PREFIX_TOKENS = ("0.9.0", "the prefix cache's counters count tokens, not blocks", "v1/metrics/loggers.py: HELP")
-    NEIGHBOURS_APART = ("0.9.1", ("memory of other processes no longer counts against the budget; the start is refused when "
-        "less than the requested share is free"), "v1/worker/gpu_worker.py", True)
-    HYBRID_KV_MANAGER = ("0.9.1", ("layers of different types have cache groups of their own; before, a window took as much "
-        "as full attention"), "v1/core/kv_cache_utils.py")
-    FIXED_CACHE_SIZE = ("0.10.2", "--kv-cache-memory-bytes gives the cache a size and skips the profile", "engine/arg_utils.py")
-    GPU_METRICS_HIDDEN = ("0.11.0", ("metrics named vllm:gpu_* are hidden unless --show-hidden-metrics-for-version=0.10 is "
-        "given"), "v1/metrics/loggers.py", True)
-    V0_GONE = ("0.11.0", "the first engine (V0) is gone; NCCL's buffers no longer count against the budget",
-        "v1/worker/gpu_worker.py", True)
-    NCCL_BEFORE_SNAPSHOT = ("0.11.0", "NCCL starts before vLLM's snapshot, outside the budget",
-        "v1/worker/gpu_worker.py: init_device")
-    GRAPH_SIZE_LIMIT = ("0.11.1", "--max-cudagraph-capture-size limits the captured sizes", "engine/arg_utils.py")
-    GPU_METRICS_GONE = ("0.12.0", ("metrics named vllm:gpu_* are gone: dashboards and alerts on them see nothing; "
-        "vllm:time_per_output_token_seconds is hidden"), "v1/metrics/loggers.py", True)
-    GROUPS_WITHIN_A_QUARTER = ("0.12.0", "cache groups are padded to one length within 1.25 times the shortest",
-        "v1/core/kv_cache_utils.py")
-    DOTTED_O = ("0.12.0", "`-O.key` is short for -cc.key", "utils/argparse_utils.py", False, "0.12.0")
-    STATE_DTYPE = ("0.13.0", "a model's config decides the element type of its state", "model_executor/models/config.py")
-    ERROR_REASON = ("0.13.0", "requests can finish with the reason error", "v1/engine/__init__.py: FinishReason")
-    MOE_WORKSPACE = ("0.13.0", "the experts' workspace outlives a pass", "v1/worker/workspace.py; docs/overhead.md")
-    ASYNC_SCHEDULING = ("0.14.0", "the scheduler runs ahead by default", "config/vllm.py")
-    CONTEXT_AUTO_FIT = ("0.14.0", "--max-model-len auto takes the longest context that fits", "v1/core/kv_cache_utils.py")
-    TPOT_METRIC_GONE = ("0.15.0", "vllm:time_per_output_token_seconds is gone, and so is VLLM_ATTENTION_BACKEND",
-        "v1/metrics/loggers.py, envs.py", True)
-    UNREAD_TOWERS = ("0.17.0", "encoders whose inputs are all limited to 0 are not loaded (--language-model-only)",
-        "config/multimodal.py")
-    REPETITION_REASON = ("0.17.0", "requests can finish with the reason repetition", "v1/engine/__init__.py: FinishReason")
-    TRITON_TOP_K = ("0.17.0", "top-k runs in a Triton kernel: 14 bytes a logit at the sampler's peak, not 38",
-        "v1/sample/ops/topk_topp_triton.py; docs/overhead.md")
-    GROUPS_WITHIN_A_HALF = ("0.18.0", "cache groups are padded to one length within 1.5 times the shortest",
-        "v1/core/kv_cache_utils.py")
-    BLOCK_BY_BACKEND = ("0.18.0", ("the block size is the smallest that every attention backend takes; before, MLA had 64 or "
-        "128"), "platforms/interface.py")
-    GRAPH_ESTIMATE_ASKED = ("0.18.0", "memory for CUDA graphs is estimated where VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1",
-        "v1/worker/gpu_worker.py; docs/overhead.md")
-    SHUTDOWN_TIMEOUT = ("0.18.0", "--shutdown-timeout exists: 0 (the default) aborts requests in flight on SIGTERM",
-        "engine/arg_utils.py", True)
-    AWQ_MACHETE = ("0.19.0", "AWQ weights go to the Machete kernel on Hopper, with wide zero points",
-        "model_executor/kernels/linear/mixed_precision/machete.py")
-    WHOLE_PROMPT_FITS = ("0.19.0", "a prompt is admitted only when all of it fits the KV cache (--scheduler-reserve-full-isl)",
-        "config/scheduler.py", True)
-    GRAPH_ESTIMATE = ("0.20.0", "memory for CUDA graphs is estimated and taken from the KV cache by default",
-        "v1/worker/gpu_worker.py", True)
-    UTILIZATION_092 = ("0.20.0", "--gpu-memory-utilization is 0.92 by default, not 0.9", "config/cache.py")
-    STATE_FOR_EVERY_SEQUENCE = ("0.20.0", "full CUDA graphs are refused where there are fewer states than sequences",
-        "config/compilation.py: resolve_cudagraph_mode_and_sizes")
-    WHOLE_SEGMENTS = ("0.21.0", "weights are loaded under max_split_size_mb:20", "v1/worker/gpu_worker.py: load_model")
-    SEGMENTS_REFUSED = ("0.21.0", "expandable segments beside a KV connector are refused", "config/vllm.py")
-    TOKENS_BY_CONCURRENCY = ("0.21.0", '"KV cache size" is concurrency x context; before, blocks // groups x block size',
-        "v1/core/kv_cache_utils.py")
-    MM_ITEM_IN_ONE_BATCH = ("0.22.0", "the default batch holds one picture, recording or video of a model that reads it whole",
-        "engine/arg_utils.py: _get_min_mm_batched_tokens")
-    V2_RUNNER_QWEN3 = ("0.22.0", "the second model runner is the default for some architectures", "config/vllm.py", True)
-    V2_RUNNER_LLAMA = ("0.23.0", "the second model runner is the default for unquantised Llama and Mistral, too",
-        "config/vllm.py")
-    COMPUTED_STEP_TOKENS = ("0.23.0", "a step's tokens are those that it computed, without cached ones", "v1/metrics/stats.py")
-    SHUTDOWN_STEPS = ("0.23.0", "the steps of a shutdown are logged", "entrypoints/launcher.py")
-    V2_RUNNER_QUANTISED = ("0.24.0", "the second model runner is the default for quantised Qwen 3, Llama and Mistral, too",
-        "config/vllm.py")
-    V2_RUNNER_DENSE = ("0.25.0", "the second model runner is the default for dense models",
-        "config/vllm.py; two starts of Qwen 2.5 on 0.24.0 log the first one")
-    ALL_BATCHES_IN_FLIGHT = ("0.26.0", "windows hold the tokens of every concurrent step, not of one",
-        "v1/kv_cache_interface.py")
-    HYBRID_PREFIX_CACHING = ("0.26.0", "prefix caching is on by default for hybrid (Mamba) models too", "config/model.py", True)
-    MEMORY_SUMMARY = ("0.26.0", "the summary of memory is logged at INFO, not DEBUG", "v1/worker/gpu_worker.py")
-    CONSUMED_MEMORY = ("0.27.0", "whatever the device lost counts: weights and memory outside torch are one figure",
-        "v1/worker/gpu_worker.py")
-    SHUTDOWN_PROCESSES = ("0.27.0", "the log of a shutdown names the processes", "v1/utils.py")
-    LARGEST_BATCH = ("0.28.0", "cards of 160 GiB or more batch 16384 tokens by default", "engine/arg_utils.py")
-    LEAN_PROFILE = ("0.28.0", "the second runner's profile no longer copies its logits to 32 bits",
-        "v1/worker/gpu/sample/sampler.py: needs_logits_processing")
-    CACHE_IN_ONE_LINE = ("0.28.0", "tokens and concurrency of the cache are logged in one line", "v1/core/kv_cache_utils.py")
-    V2_RUNNER_SAYS_MEMORY = ("0.28.0", 'the second runner logs "GiB memory" after loading, as the first does',
-        "v1/worker/gpu/model_runner.py")
-    NULL_BLOCK = ("0.29.0", "the start-up check leaves out the block that vLLM keeps for itself", "v1/core/kv_cache_utils.py")
-    V2_RUNNER_ALL = ("0.29.0", "the second model runner is the default for every architecture it supports",
-        "config/vllm.py", True)
-    API_SERVER_DEPRECATED = ("0.29.0", "python -m vllm.entrypoints.openai.api_server warns that it is deprecated",
-        "entrypoints/openai/api_server.py", True)
-    LOGGER_NAMES_PROCESS = ("0.31.0", "only lines of the logger carry the process's name, not all that is printed",
-        "utils/system_utils.py: decorate_logs")
-    UNSPLIT_PROFILE = ("0.31.0", "large blocks are not split while vLLM profiles: what a pass frees does not stay consumed",
-        "v1/worker/gpu_worker.py: _scoped_allocator_max_split")
-    STATE_CHECKPOINTS = ("0.32.0", "Mamba 2 under prefix caching keeps one more state", "v1/kv_cache_interface.py")
-    # fmt: on
+    SERVE_COMMAND = auto()
+    LATENT_CACHE = auto()
+    V1_ENGINE = auto()
+    WORKER_EXTENSIONS = auto()
+    MODEL_FLAG = auto()
+    FEWER_SEQUENCES = auto()
+    BATCH_BY_MEMORY = auto()
+    A100_BATCH = auto()
+    DOTTED_KEYS = auto()
+    PREFIX_TOKENS = auto()
+    NEIGHBOURS_APART = auto()
+    HYBRID_KV_MANAGER = auto()
+    FIXED_CACHE_SIZE = auto()
+    GPU_METRICS_HIDDEN = auto()
+    V0_GONE = auto()
+    NCCL_BEFORE_SNAPSHOT = auto()
+    GRAPH_SIZE_LIMIT = auto()
+    GPU_METRICS_GONE = auto()
+    GROUPS_WITHIN_A_QUARTER = auto()
+    DOTTED_O = auto()
+    STATE_DTYPE = auto()
+    ERROR_REASON = auto()
+    MOE_WORKSPACE = auto()
+    ASYNC_SCHEDULING = auto()
+    CONTEXT_AUTO_FIT = auto()
+    TPOT_METRIC_GONE = auto()
+    UNREAD_TOWERS = auto()
+    REPETITION_REASON = auto()
+    TRITON_TOP_K = auto()
+    GROUPS_WITHIN_A_HALF = auto()
+    BLOCK_BY_BACKEND = auto()
+    GRAPH_ESTIMATE_ASKED = auto()
+    SHUTDOWN_TIMEOUT = auto()
+    AWQ_MACHETE = auto()
+    WHOLE_PROMPT_FITS = auto()
+    GRAPH_ESTIMATE = auto()
+    UTILIZATION_092 = auto()
+    STATE_FOR_EVERY_SEQUENCE = auto()
+    WHOLE_SEGMENTS = auto()
+    SEGMENTS_REFUSED = auto()
+    TOKENS_BY_CONCURRENCY = auto()
+    MM_ITEM_IN_ONE_BATCH = auto()
+    V2_RUNNER_QWEN3 = auto()
+    V2_RUNNER_LLAMA = auto()
+    COMPUTED_STEP_TOKENS = auto()
+    SHUTDOWN_STEPS = auto()
+    V2_RUNNER_QUANTISED = auto()
+    V2_RUNNER_DENSE = auto()
+    ALL_BATCHES_IN_FLIGHT = auto()
+    HYBRID_PREFIX_CACHING = auto()
+    MEMORY_SUMMARY = auto()
+    CONSUMED_MEMORY = auto()
+    SHUTDOWN_PROCESSES = auto()
+    LARGEST_BATCH = auto()
+    LEAN_PROFILE = auto()
+    CACHE_IN_ONE_LINE = auto()
+    V2_RUNNER_SAYS_MEMORY = auto()
+    NULL_BLOCK = auto()
+    V2_RUNNER_ALL = auto()
+    API_SERVER_DEPRECATED = auto()
+    LOGGER_NAMES_PROCESS = auto()
+    UNSPLIT_PROFILE = auto()
+    STATE_CHECKPOINTS = auto()
 
-    def __init__(
-        self, since: str, change: str, evidence: str, is_announced: bool = False, last: str | None = None  # noqa: FBT001, FBT002
-    ) -> None:  # fmt: skip
-        self.since, self.change, self.evidence, self.is_announced, self.last = since, change, evidence, is_announced, last
+    def __init__(self, name: str) -> None:
+        row = table("behaviours")["rows"][name]
+        self.since: str = row["since"]
+        self.change: str = row["change"]
+        self.evidence: str = row["evidence"]
+        self.is_announced: bool = row.get("is_announced", False)
+        self.last: str | None = row.get("last")
 
     def is_in(self, version: str) -> bool:
         """True if this version has the change; ValueError for a text that is no version."""
