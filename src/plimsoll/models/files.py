@@ -316,12 +316,13 @@ def kept(cache: Path, name: str, revision: str) -> ModelFiles | None:
     """Returns the kept answer, or None where there is none or it cannot be read."""
     path = cache_file(cache, name, revision)
     try:
-        content = read_plain(path, KEPT_MAX_BYTES)
+        with path.open("rb") as file:
+            content = file.read(KEPT_MAX_BYTES + 1)
         about = msgspec.json.decode(content, type=_Kept) if len(content) <= KEPT_MAX_BYTES else None
         if about != _Kept(KEPT_SCHEMA, name):
             return None
         files = msgspec.json.decode(content, type=ModelFiles)
-    except (BadInput, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
     return replace(files, source=f"{files.source}, kept in {path}")
 
