@@ -291,6 +291,11 @@ def draw_faults(world: World) -> list[Fault]:
     if dice.random() < 1 / 3:
         draw = Draw(world, random.Random(dice.random()))
         faults.append(scripted(CALM_S + dice.uniform(0.0, TROUBLE_S), dice.choice(list(RARE)), draw))
+    dice = world.dice("crashes later")
+    if dice.random() < 1 / 30:  # each is mended before the next one: only the budget ends that
+        draw = Draw(world, random.Random(dice.random()))
+        gap_s = dice.uniform(150.0, 220.0)
+        faults += [scripted(CALM_S + place * gap_s, "crash", draw) for place in range(dice.choice((2, 2, 3)))]
     return faults
 
 

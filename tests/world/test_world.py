@@ -18,6 +18,7 @@ from tests.each import each, times
 from tests.world.bugs import BUGS, first_noticed
 from tests.world.engine import Core
 from tests.world.faults import FAULTS, RARE, Draw, Fault, by_guardctl, draw_faults, scripted
+from tests.world.surroundings import Link
 from tests.world.world import LINES, Setting, World, play, quick_folder
 
 SEEDS = times(30, 1_000)  # `make soak` plays 100,000 beside this
@@ -84,6 +85,7 @@ ONCE_WRONG = {
     2005755: "a hang was told later than the world allowed, as the engine's API had been too slow to answer guard",
     2009337: "an engine was started that its operator had stopped, as its supervisor no longer answered",
     39426: "an engine was taken out that HAProxy's own check found down and that had been silent for a minute",
+    5001403: "an operator asked for the restart of an engine that guard had said it cannot see, and requests were paused there",
 }
 
 
@@ -112,6 +114,22 @@ def test_a_process_that_an_operator_starts_meanwhile_is_not_stopped() -> None:
     """It crashed, and somebody starts it while guard keeps the evidence: what runs then is not what guard came to stop."""
     story = told(Setting(busy=0.0, has_gate=False), (30.0, "crash"), (50.0, "operator starts"))
     assert "a new process is already running: nothing to stop" in story
+
+
+def test_who_asks_for_a_restart_of_an_unseen_engine_is_told_what_is_lost() -> None:
+    """Guard's way to it is cut and no other witness knows: a person's word counts, and the answer says what it costs."""
+
+    def begin(world: World) -> None:
+        world.network.links["g0", "e0"] = Link(is_cut=True, rejects=True)
+        world.engines[0].take(-1, 400.0)
+
+    def restart(world: World) -> None:
+        by_guardctl(Draw(world, random.Random(1)), "restart")
+
+    setting = Setting(engines=1, busy=0.0, balancer="readiness", knows_how=False)
+    story = story_of(setting, (40.0, begin), (150.0, restart))
+    assert "nothing proves that it serves nobody, and requests there are lost" in story
+    assert "e0: process 2 is started by g0" in story
 
 
 def test_a_hang_is_told_although_a_step_was_made_while_it_began() -> None:

@@ -129,12 +129,21 @@ class World:
         if holder is not None and holder.guard != guard and is_held:
             self.violate(f"{guard} stops {engine.name} while {holder.guard} has the lock")
         is_known = engine.is_alive and now - engine.alive_since > RECENT_S and not self._is_silent(engine)
+        if engine.is_ending or self._is_insisted_on(host, engine):
+            return
         if is_known and engine.requests:
             self.violate(f"{guard} stops {engine.name} with {len(engine.requests)} requests in flight")
         if is_known and engine.name not in self.asked:
             self.violate(f"{guard} stops {engine.name} without proof: it {self.truth(engine)}")
         if engine.serves and not self._is_silent(engine) and not self._others(engine):
             self.violate(f"{guard} stops {engine.name}, the last one that serves")
+
+    def _is_insisted_on(self, host: Host, engine: Engine) -> bool:
+        """Guard cannot see it and has said so, no balancer sees it, and then an operator asks for its restart all the same."""
+        link, asked_at = self.network.link(host.name, engine.name), self.asked.get(engine.name, -math.inf)
+        is_told = any(name == engine.name and at_s < asked_at + RECENT_S for (name, _, _), at_s in host.told.items())
+        is_checked = self.setting.balancer == "haproxy" and not self.proxy.is_down and engine.name not in self.proxy.cut
+        return is_told and link.is_cut and not is_checked
 
     def _is_silent(self, engine: Engine) -> bool:
         """One that its balancer finds down, without a byte of an answer for a minute, serves nobody."""

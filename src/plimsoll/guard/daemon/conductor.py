@@ -26,6 +26,7 @@ from plimsoll.guard.act.decide import (
     consider,
     decide,
     kv_tokens,
+    serves_nobody,
     spent,
 )
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry, cleaned
@@ -342,7 +343,10 @@ class Conductor:
         if engine in self.engines_at_work():
             step = self.runs[engine].step if engine in self.runs else "what an earlier guard left"
             return BlockedAction(engine, grade, ASKED, "Busy", f"an action on it is in progress: {step}")
-        return consider(view, self._policy, found, grade, ASKED, "an operator asked for it")
+        why = "an operator asked for it"
+        if grade is Grade.RESTART and found.unproved and serves_nobody(found, ASKED):
+            why += "; nothing proves that it serves nobody, and requests there are lost"
+        return consider(view, self._policy, found, grade, ASKED, why)
 
     def decisions(self) -> list[Decision]:
         """Returns the actions that are called for now, planned or blocked."""
