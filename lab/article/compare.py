@@ -23,10 +23,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from lab import haproxy
 from lab.article.fleet import SERVE, START_S, WATCHERS
 from lab.article.incidents import INCIDENTS, LEAD_S, NAMES, Incident
 from lab.article.scene import Settings, play
-from plimsoll.demo import haproxy
 from plimsoll.demo.fleet import GPU
 
 SCHEMA = "plimsoll.lab.article/1"

@@ -11,11 +11,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from lab.article.sidecar import EVERY_S
-from plimsoll.demo.balancer import HOST
+from lab.haproxy import Checks, DemoHAProxy
+from plimsoll.demo.balancer import HOST, DemoBalancer
 from plimsoll.demo.fleet import GPU, MODEL, NAMES, DemoFleet, end_process
-from plimsoll.demo.haproxy import Checks
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.config import keys
 from plimsoll.guard.judge.policy import THRESHOLDS
@@ -38,10 +39,17 @@ class WatchedFleet(DemoFleet):
         assert watcher in WATCHERS, watcher
         # HAProxy's own defaults; an answer may take longer than any client waits for it, and a check as long as it must.
         self.checks = Checks("/health", f"inter {max(500.0, 2_000 / scale):.0f}ms fall 3 rise 2", "10s", "600s")
-        super().__init__(folder, use_haproxy=use_haproxy, speed=scale)
+        self._use_haproxy = use_haproxy
+        super().__init__(folder, speed=scale)
         self.watcher, self._scale = watcher, scale
         self.start_s = 60.0 + 2 * START_S / scale
         self._sidecars: list[asyncio.subprocess.Process] = []
+
+    def make_balancer(self, token: str) -> Any:
+        """HAProxy, or the demo's own."""
+        if self._use_haproxy:
+            return DemoHAProxy(self.folder, self.ports, self.checks)
+        return DemoBalancer(self.ports, token, self.checks.path)
 
     def words(self, name: str) -> list[str]:
         """The stand-in's command: the same for all three watchers."""

@@ -32,9 +32,9 @@ import aiohttp
 
 from lab.gpu.inside_server import INSIDE
 from lab.gpu.survive_host import Host
+from lab.haproxy import COME_AGAIN, Checks, DemoHAProxy
 from plimsoll.demo.balancer import HOST, ask, free_port
 from plimsoll.demo.fleet import CTL, ENGINE, Guard, end_process, unit, write_unit
-from plimsoll.demo.haproxy import COME_AGAIN, Checks, DemoHAProxy
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.adapters.own_process import OwnProcess
 from plimsoll.guard.daemon.journal import read_journal

@@ -16,10 +16,9 @@ from plimsoll.errors import WorldFailed
 from plimsoll.guard.config import read_guard_config
 
 
-@pytest.mark.parametrize("use_haproxy", [False, True])
-def test_guard_takes_the_configuration_as_its_own(tmp_path: Path, *, use_haproxy: bool) -> None:
+def test_guard_takes_the_configuration_as_its_own(tmp_path: Path) -> None:
     """No key that only the demo knows: what it sets, anybody can set."""
-    fleet = DemoFleet(tmp_path, use_haproxy=use_haproxy)
+    fleet = DemoFleet(tmp_path)
     path = tmp_path / "plimsoll.toml"
     path.write_text(fleet.config(), encoding="utf-8")
     found = read_guard_config(str(path))
@@ -30,7 +29,7 @@ def test_tokens_are_drawn_anew_and_only_this_user_can_read_them(tmp_path: Path) 
     """Two fleets share nothing."""
     (tmp_path / "x").mkdir()
     (tmp_path / "y").mkdir()
-    one, two = DemoFleet(tmp_path / "x", use_haproxy=False), DemoFleet(tmp_path / "y", use_haproxy=False)
+    one, two = DemoFleet(tmp_path / "x"), DemoFleet(tmp_path / "y")
     assert one.gate_token != two.gate_token
     for path in (tmp_path / "x").glob("*.token"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

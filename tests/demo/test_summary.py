@@ -37,24 +37,22 @@ def test_actions_are_counted_by_rung_and_end() -> None:
     assert actions([*entries, entries[0]]) == {"shed": {"done": 2, "failed": 1}}
 
 
-def summary(*, lost: int = 0, wrong: str = "", sent_again: int | None = 3) -> DemoSummary:
+def summary(*, lost: int = 0, wrong: str = "") -> DemoSummary:
     """A play that went so."""
     count = Count(asked=100 + lost, served=100, waited=7, told_to_wait=9, lost=[LostRequest(4.0, "no answer")] * lost)
     played = [Incident("a burst", 12.0, wrong)]
-    return DemoSummary(
-        60.0, count, sent_again, played, {"shed": {"done": 1}}, times(RESTART, ["a"], 0.0, 30.0), "own", "http://x/"
-    )
+    return DemoSummary(60.0, count, 3, played, {"shed": {"done": 1}}, times(RESTART, ["a"], 0.0, 30.0), "http://x/")
 
 
-def test_what_was_lost_wrong_or_not_told_is_named() -> None:
-    """Fine means nothing lost and every incident as it should be; what the balancer does not tell is unknown, never 0."""
+def test_what_was_lost_or_wrong_is_named() -> None:
+    """Fine means nothing lost and every incident as it should be."""
     assert summary().is_fine
     assert not summary(lost=1).is_fine
-    found = summary(lost=1, wrong="it was not put back", sent_again=None)
+    found = summary(lost=1, wrong="it was not put back")
     text = "\n".join(found.lines())
-    for words in ("100 served, 1 lost", "lost after 4.0 s: no answer", "not right  a burst: it was not put back", "unknown"):
+    for words in ("100 served, 1 lost", "lost after 4.0 s: no answer", "not right  a burst: it was not put back"):
         assert words in text
     told = json.loads(json.dumps(found.as_json()))
-    assert (told["schema"], told["fine"], told["requests"]["sent_again"]) == ("plimsoll.demo/1", False, None)
+    assert (told["schema"], told["fine"], told["requests"]["sent_again"]) == ("plimsoll.demo/1", False, 3)
     assert told["states"]["a"]["out of service"] == 8.0
     assert json.loads(json.dumps(summary(wrong="it was not put back").as_json()))["fine"] is False

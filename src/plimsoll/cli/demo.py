@@ -1,4 +1,4 @@
-"""usage: plimsoll demo [--speed X] [--keep] [--balancer own|haproxy] [--json]
+"""usage: plimsoll demo [--speed X] [--keep] [--json]
 
 The whole loop in about a minute, without a GPU: three stand-ins for vLLM behind a balancer, clients, and a real guard that
 acts. A burst is shed; a neighbour gets memory by compaction; a full cache is rightly left alone; a wedged engine is drained,
@@ -18,20 +18,18 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.cli.standin import need_packages
+from plimsoll.demo.play import play, show_summary
+from plimsoll.demo.screen import Screen
+from plimsoll.demo.summary import DemoSummary
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import Words, option, switch
 from plimsoll.render.terminal import show, tell
-
-if TYPE_CHECKING:
-    from plimsoll.demo.play import PlayOptions
-    from plimsoll.demo.screen import Screen
-    from plimsoll.demo.summary import DemoSummary
 
 NEXT = (
     "plimsoll plan --gpu H100 -- vllm serve MODEL ...     will mine fit?",
@@ -58,7 +56,6 @@ def _speed(text: str, name: str) -> float:
 class DemoOptions(Words):
     speed: float = option("X", "how fast it is played, 0.25 to 4; default: 1", read=_speed, default=1.0)
     keep: bool = switch("let it run on after the summary, with its page, until Ctrl-C")
-    balancer: str | None = option("KIND", "own or haproxy; default: haproxy where it is installed", choices=("own", "haproxy"))
     json: bool = switch("print the summary as one JSON object; the story goes to standard error")
 
 
@@ -67,17 +64,11 @@ def run(options: DemoOptions) -> int:
     if options.rest or options.verbatim is not None:
         raise BadInput(f"demo takes no {(*options.rest, '--')[0]!r}; plimsoll demo --help lists its options")
     need_packages("demo", or_else=" or make demo")
-    from plimsoll.demo.play import PlayOptions, show_summary
-    from plimsoll.demo.screen import Screen
-
-    played = PlayOptions(options.speed, options.keep, None if options.balancer is None else options.balancer == "haproxy")
     out = sys.stderr if options.json else sys.stdout
     screen = Screen(partial(tell, file=out), time.time())
-    screen.plain(
-        ["plimsoll demo: three stand-ins for vLLM, clients, and a guard that acts. No GPU is needed; it takes a good minute."],
-        "",
-    )
-    summary, number = asyncio.run(_until_stopped(played, screen))
+    about = "plimsoll demo: three stand-ins for vLLM, clients, and a guard that acts. No GPU is needed; it takes a good minute."
+    screen.plain([about], "")
+    summary, number = asyncio.run(_until_stopped(play(screen, options.speed, keeps=options.keep)))
     if summary is None:
         print("plimsoll: stopped; all that was started has ended", file=sys.stderr, flush=True)
         return 128 + number
@@ -90,12 +81,10 @@ def run(options: DemoOptions) -> int:
     return 0 if summary.is_fine else 1
 
 
-async def _until_stopped(options: PlayOptions, screen: Screen) -> tuple[DemoSummary | None, int]:
+async def _until_stopped(begun: Coroutine[None, None, DemoSummary]) -> tuple[DemoSummary | None, int]:
     """The summary; or None and the signal by which it was stopped. However often that comes, what was started is ended."""
-    from plimsoll.demo.play import play
-
     loop = asyncio.get_running_loop()
-    playing = asyncio.ensure_future(play(options, screen))
+    playing = asyncio.ensure_future(begun)
     caught: list[int] = []
 
     def stop(number: int) -> None:

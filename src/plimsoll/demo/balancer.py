@@ -70,8 +70,6 @@ class Backend:
 class DemoBalancer:
     """A balancer for these engines, with one port for clients and one for guard."""
 
-    is_haproxy = False
-
     def __init__(self, engines: dict[str, int], token: str, checks: str = READY) -> None:
         self.engines = {name: Backend(name, port) for name, port in engines.items()}
         self.port = self.hook_port = 0
@@ -102,7 +100,7 @@ class DemoBalancer:
         del name
         return f'balancer = {{ webhook = "http://{HOST}:{self.hook_port}/hook", token_file = "hook.token" }}'
 
-    async def count_sent_again(self) -> int | None:
+    async def count_sent_again(self) -> int:
         return self._sent_again
 
     async def takes_work(self) -> dict[str, bool]:

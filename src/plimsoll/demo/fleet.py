@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.demo.balancer import HOST, TEMPLATES, DemoBalancer, ask, free_port
-from plimsoll.demo.haproxy import Checks, DemoHAProxy
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.adapters.command import ENDED, NOT_RUNNING
 from plimsoll.guard.adapters.own_process import OwnProcess
@@ -127,25 +126,23 @@ class Guard:
 class DemoFleet:
     """Everything that the demo runs, and the one place that ends it."""
 
-    checks = Checks()  # the balancer's health checks; the demo's own balancer uses only the path
     start_s = START_S
 
-    def __init__(self, folder: Path, *, use_haproxy: bool, speed: float = 1.0) -> None:
+    def __init__(self, folder: Path, *, speed: float = 1.0) -> None:
         self.folder, self._speed = folder, speed
         self.gate_token = secrets.token_hex(16)
         self.ports = {name: free_port() for name in NAMES}
         self.guard = Guard(folder)
         self._units: dict[str, OwnProcess] = {}
         hook_token = secrets.token_hex(16)
-        self.balancer: DemoBalancer | DemoHAProxy = (
-            DemoHAProxy(folder, self.ports, self.checks)
-            if use_haproxy
-            else DemoBalancer(self.ports, hook_token, self.checks.path)
-        )
+        self.balancer = self.make_balancer(hook_token)
         for name, token in (("gate", self.gate_token), ("api", self.guard.token), ("hook", hook_token)):
             path = folder / f"{name}.token"
             path.touch(mode=0o600)
             path.write_text(token, encoding="ascii")
+
+    def make_balancer(self, token: str) -> DemoBalancer:
+        return DemoBalancer(self.ports, token)
 
     @property
     def page(self) -> str:

@@ -94,7 +94,7 @@ async def neighbour(stage: Stage) -> str:
     return "" if held >= 0.95 * wanted else "the other process did not get what it wanted"
 
 
-async def full_cache(stage: Stage, kv_tokens: int) -> str:
+async def full_cache(kv_tokens: int, stage: Stage) -> str:
     """Four long jobs fill the KV cache to the brim with no queue behind: busy and healthy, so nothing is done."""
     fleet, watch, engine = stage.fleet, stage.watch, NAMES[1]
     port, since, length = fleet.ports[engine], watch.last, int(JOB_SHARE * kv_tokens)

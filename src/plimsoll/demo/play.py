@@ -14,9 +14,8 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-from plimsoll.demo import haproxy, incidents
+from plimsoll.demo import incidents
 from plimsoll.demo.fleet import GPU, MODEL, NAMES, SERVE, DemoFleet, run_plimsoll
 from plimsoll.demo.incidents import CALM, Stage
 from plimsoll.demo.screen import Screen, Watch
@@ -27,14 +26,8 @@ from plimsoll.errors import WorldFailed
 SHOWN = 8
 
 
-class PlayOptions(NamedTuple):
-    speed: float = 1.0
-    keep: bool = False
-    use_haproxy: bool | None = None  # None: where it is installed
-
-
-async def play(options: PlayOptions, screen: Screen) -> DemoSummary:
-    """Plays the demo in a temporary folder; returns its summary."""
+async def play(screen: Screen, speed: float = 1.0, *, keeps: bool = False) -> DemoSummary:
+    """Plays the demo in a temporary folder; returns its summary. `keeps`: goes on afterwards until it is cancelled."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="plimsoll-demo-"))
     except OSError as error:
@@ -42,10 +35,9 @@ async def play(options: PlayOptions, screen: Screen) -> DemoSummary:
             f"cannot make a temporary folder: {error.strerror or error}; set TMPDIR to one that you may write to"
         ) from None
     try:
-        use_haproxy = haproxy.find() is not None if options.use_haproxy is None else options.use_haproxy
-        fleet = DemoFleet(folder, use_haproxy=use_haproxy, speed=options.speed)
+        fleet = DemoFleet(folder, speed=speed)
         try:
-            summary = await _play(fleet, options, screen)
+            return await _play(fleet, screen, speed, keeps=keeps)
         finally:
             await fleet.stop()
     except BrokenPipeError:  # the reader of the output has gone
@@ -54,24 +46,17 @@ async def play(options: PlayOptions, screen: Screen) -> DemoSummary:
         raise WorldFailed(f"{error.filename or folder}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return summary
 
 
-async def _play(fleet: DemoFleet, options: PlayOptions, screen: Screen) -> DemoSummary:
+async def _play(fleet: DemoFleet, screen: Screen, speed: float, *, keeps: bool) -> DemoSummary:
     kv_tokens = await _planned(screen, asyncio.create_task(fleet.start()))
-    traffic = ClientTraffic(
-        fleet.balancer.port,
-        MODEL,
-        streams=not fleet.balancer.is_haproxy,
-        chance=random.Random(1876),  # noqa: S311 - pauses
-    )
+    traffic = ClientTraffic(fleet.balancer.port, MODEL, streams=True, chance=random.Random(1876))  # noqa: S311 - pauses
     watch = Watch(fleet.guard, screen.guard)
-    stage = Stage(fleet, traffic, watch, screen, [CALM], options.speed)
-    kind = "HAProxy" if fleet.balancer.is_haproxy else "a small one in this process"
+    stage = Stage(fleet, traffic, watch, screen, [CALM], speed)
     screen.head("The fleet")
     screen.plain([
         f"engines    {', '.join(f'{name} on port {port}' for name, port in fleet.ports.items())}: stand-ins for vLLM, no GPU",
-        f"balancer   port {fleet.balancer.port}: {kind}",
+        f"balancer   port {fleet.balancer.port}: a small one in this process",
         f"guard      plimsoll guard --config {fleet.folder}/plimsoll.toml --act",
         f"page       {fleet.link}",
     ])  # fmt: skip
@@ -88,9 +73,7 @@ async def _play(fleet: DemoFleet, options: PlayOptions, screen: Screen) -> DemoS
             await _one(stage, "Incident 2 of 4: another process on the card needs memory", incidents.neighbour),
             await _one(stage, "Incident 3 of 4: an engine that hangs", incidents.wedge),
             await _one(stage, "Doctor: what was it?", _doctored),
-            await _one(
-                stage, "Incident 4 of 4: a busy server with a full cache", partial(incidents.full_cache, kv_tokens=kv_tokens)
-            ),
+            await _one(stage, "Incident 4 of 4: a busy server with a full cache", partial(incidents.full_cache, kv_tokens)),
         ]
         if wrong := await incidents.settled(stage):
             played[2] = replace(played[2], wrong=played[2].wrong or wrong)
@@ -101,9 +84,9 @@ async def _play(fleet: DemoFleet, options: PlayOptions, screen: Screen) -> DemoS
         entries, now = watch.entries, time.time()
         summary = DemoSummary(
             now - screen.began, deepcopy(traffic.count), await fleet.balancer.count_sent_again(), played, actions(entries),
-            times(entries, NAMES, began, now), "haproxy" if fleet.balancer.is_haproxy else "own", fleet.page,
+            times(entries, NAMES, began, now), fleet.page,
         )  # fmt: skip
-        if options.keep:
+        if keeps:
             show_summary(screen, summary)
             screen.head(f"It goes on. The page is at {fleet.link} ; Ctrl-C ends it")
             with contextlib.suppress(asyncio.CancelledError):

@@ -60,11 +60,10 @@ def actions(entries: Sequence[Entry]) -> dict[str, Counter[str]]:
 class DemoSummary(NamedTuple):
     seconds: float
     requests: Count
-    sent_again: int | None  # requests that the balancer gave to another engine; None where it has no count
+    sent_again: int  # requests that the balancer gave to another engine
     played: Sequence[Incident]
     actions: Mapping[str, Mapping[str, int]]
     times: Mapping[str, Mapping[str, float]]
-    balancer: str
     page: str
 
     @property
@@ -87,17 +86,15 @@ class DemoSummary(NamedTuple):
             "parts": [{"title": one.title, "seconds": round(one.seconds, 1), "wrong": one.wrong} for one in self.played],
             "actions": self.actions,
             "states": {engine: {state: round(s, 1) for state, s in spent.items()} for engine, spent in self.times.items()},
-            "balancer": self.balancer,
             "page": self.page,
         }  # fmt: skip
 
     def lines(self) -> list[str]:
         count = self.requests
-        again = "how many is unknown" if self.sent_again is None else f"{self.sent_again:,}"
         found = [
             f"requests   {count.served:,} served, {len(count.lost):,} lost",
             f"           {count.waited:,} were told to wait and were served later",
-            f"           sent to another engine by the balancer, because the first gave no answer: {again}",
+            f"           sent to another engine by the balancer, because the first gave no answer: {self.sent_again:,}",
         ]
         found += [f"           lost after {one.at_s:.1f} s: {one.what}" for one in count.lost[:5]]
         did = [f"{number} x {grade} ({end})" for grade, ends in self.actions.items() for end, number in ends.items()]

@@ -1,4 +1,4 @@
-"""A real HAProxy in place of the demo's own balancer, if one is installed."""
+"""A real HAProxy before the fleets of the lab, in place of the demo's own balancer, if one is installed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from plimsoll.demo.balancer import HOST, READY, TEMPLATES, free_port
+from plimsoll.demo.balancer import HOST, READY, free_port
 from plimsoll.errors import WorldFailed
 
-CONFIG = (TEMPLATES / "haproxy.cfg").read_text(encoding="utf-8")
+CONFIG = Path(__file__).with_suffix(".cfg").read_text(encoding="utf-8")
 
 
 # As docs/balancers.md has it: 60 s is the longest that the openai client waits for.
@@ -43,8 +43,6 @@ def find() -> str | None:
 
 class DemoHAProxy:
     """A HAProxy in front of these engines; guard uses its admin socket."""
-
-    is_haproxy = True
 
     def __init__(self, folder: Path, engines: dict[str, int], checks: Checks | None = None) -> None:
         self.port = 0

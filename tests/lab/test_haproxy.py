@@ -1,4 +1,4 @@
-"""HAProxy before the demo's engines: where its socket is, and what is said when it does not start."""
+"""HAProxy before the lab's engines: where its socket is, and what is said when it does not start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.demo import haproxy
+from lab import haproxy
 from plimsoll.errors import WorldFailed
 
 
