@@ -1,19 +1,14 @@
-"""`plimsoll doctor` and `--watch` against servers that run, die in between, or never were."""
+"""`plimsoll doctor` against servers that run, die in between, or never were."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from urllib.parse import unquote_plus
 
 import pytest
 
-from plimsoll.cli.doctor import DoctorOptions, watch
 from plimsoll.vllm.metrics_page import fetch_pages
 from tests.cli.answers import H200, ask
 from tests.net.page_server import SECRET, Handler, serving
@@ -42,16 +37,6 @@ class Pages:
             handler.answer(b"{}", 404)
 
 
-def watched(pages: Pages, looks: int, *others: str, is_json: bool = False) -> tuple[int, list[str], str]:
-    """Watch without waiting: the exit code, the lines, and the server's address."""
-    slept: list[float] = []
-    with serving(pages) as server, contextlib.redirect_stdout(io.StringIO()) as out:
-        options = DoctorOptions(looks=looks, interval=7, timeout=2, json=is_json, rest=(*others, f"http://{server.host}"))
-        code = watch(options, sleep=slept.append, clock=lambda: 1_700_000_000.0)
-    assert slept == [7.0] * (looks - 1)
-    return code, out.getvalue().splitlines(), server.host
-
-
 @pytest.fixture(autouse=True)
 def looks_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five seconds pass between two looks, by a clock that nobody waits for."""
@@ -78,8 +63,9 @@ def test_a_page_is_judged_for_what_it_shows() -> None:
         body = ask(f"doctor http://{server.host}/metrics --json --timeout 2", code=None).body
     assert body["facts"]["inputs"][0]["is"] == "metrics"
     assert "answered the first look and not the second" in body["facts"]["notes"][0]
-    idle = WELL.replace(b"\r", b"")
-    with serving(Pages(idle, idle)) as server:
+    with serving(Pages(WELL, health=503)) as server:
+        assert "engine.dead" in ask(f"doctor http://{server.host} --json --timeout 5", code=1).codes
+    with serving(Pages(WELL)) as server:
         text = ask(f"doctor http://{server.host} --timeout 5").text
     assert "whether it would answer one is not known (plimsoll guard --engine" in text
 
@@ -93,40 +79,6 @@ def test_what_is_no_page_is_the_worlds_fault() -> None:
     with serving(Pages(WELL)) as server:
         line = ask(f"doctor http://{server.host} --since 1h --timeout 3", code=3).line
     assert "no Prometheus is there; without --since the server itself is looked at" in line
-
-
-def test_watching_says_what_changes() -> None:
-    """One line a look; a finding in full when it comes, once, and that it is over when it goes."""
-    code, lines, host = watched(Pages(BEFORE, DURING, DURING, WELL, WELL), 5)
-    assert sum(host in line for line in lines) == 5
-    assert sum(line.strip().startswith("kv.preemption-storm: ") for line in lines) == 1
-    assert sum("over: " in line for line in lines) == 1
-    assert code == 0, "at the last look nothing was wrong"
-    code, lines, _ = watched(Pages(WELL, WELL, health=503), 2)
-    assert (code, "engine.dead" in "\n".join(lines)) == (1, True), "/health answers 503 while the page still stands"
-
-
-def test_watching_outlives_the_server_and_a_bad_one_beside_it() -> None:
-    """A server that dies in between is said once, not at every look; it is watched on, and seen when it is back."""
-    code, lines, _ = watched(Pages(WELL, None, None, None, WELL), 5)
-    assert len([line for line in lines if "nothing wrong" in line or "running" in line]) == 2
-    assert (code, len(lines)) == (0, 3)
-    assert watched(Pages(WELL, None), 3)[0] == 1
-    code, lines, host = watched(Pages(WELL), 1, "http://127.0.0.1:1")
-    assert (code, host in "\n".join(lines), "127.0.0.1:1" in "\n".join(lines)) == (1, True, True)
-    with serving(Pages(WELL)) as server:
-        assert ask(f"doctor --watch http://{server.host} --looks 2 --interval 0.05").out.count("nothing wrong") == 2
-
-
-def test_every_look_is_one_object_with_json() -> None:
-    """--watch --json prints one object a line, also of a server that is not there."""
-    _, lines, host = watched(Pages(BEFORE, DURING, None), 3, is_json=True)
-    rows = [json.loads(line) for line in lines]
-    assert len(rows) == 3
-    assert all(row["server"].startswith(f"http://{host}") and row["at"] == 1_700_000_000.0 for row in rows)
-    assert rows[1]["findings"][0]["code"] == "kv.preemption-storm"
-    assert set(rows[1]["engines"][0]) == {"engine", "running", "waiting", "kv_cache_usage", "preemptions"}
-    assert "error" in rows[2]
 
 
 def prometheus(asked: list[str]) -> Callable[[Handler], None]:
@@ -158,21 +110,3 @@ def test_a_prometheus_server_is_asked_for_the_range() -> None:
         assert ask(f"doctor {url} --json --since 2h").body["facts"]["inputs"][0]["is"] == "range"
     for part in ("start=1700000000", "end=1700000600", "step=15", 'namespace="prod"', 'job="vllm"'):
         assert part in asked[0]
-
-
-# A shell may have made its children deaf to Ctrl-C: the default comes back first.
-HEARING = "import os, signal, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
-
-
-@pytest.mark.real
-def test_a_watch_ends_quietly_with_ctrl_c() -> None:
-    """Ctrl-C ends it without a traceback, with the exit code of the last look."""
-    with serving(Pages(WELL)) as server:
-        words = [sys.executable, "-m", "plimsoll", "doctor", "--watch", f"http://{server.host}", "--interval", "30"]
-        command = [sys.executable, "-c", HEARING, *words]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert "nothing wrong" in process.stdout.readline()
-        process.send_signal(2)
-        _, err = process.communicate(timeout=10)
-    assert (err, process.returncode) == ("", 0)

@@ -19,10 +19,9 @@ did not answer. Read on: docs/doctor.md
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,20 +30,15 @@ from plimsoll.cli.main import OptionsCommand
 from plimsoll.doctor.read.inputs import DoctorInputs, RangeOptions, read_inputs
 from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose
 from plimsoll.doctor.rules.facts import LogFacts, PlanFigures, command_words
-from plimsoll.doctor.rules.metrics import judge_pages
-from plimsoll.errors import BadInput, PlimsollError, WorldFailed
-from plimsoll.findings import Code, Severity
+from plimsoll.errors import BadInput, PlimsollError
+from plimsoll.findings import Code
 from plimsoll.hardware.cards import gpu_names
-from plimsoll.launch.options import count, option, switch
-from plimsoll.net.address import address
-from plimsoll.net.inputs import is_url
+from plimsoll.launch.options import option, switch
 from plimsoll.plan.options import CardOptions, ServerOptions, memory_of
-from plimsoll.redaction import clean
 from plimsoll.render import doctor as report
-from plimsoll.render.doctor import finding_json
-from plimsoll.render.terminal import bar, show, tell
+from plimsoll.render.terminal import bar, show
 from plimsoll.units import GIB, format_count
-from plimsoll.vllm.metrics_page import Page, escaped_label, fetch_health, fetch_pages
+from plimsoll.vllm.metrics_page import Page, escaped_label
 
 USUAL_TIMEOUT_S = 60.0
 VIEWER = "python -m torch.cuda._memory_viz segment_plot SNAPSHOT.pickle -o page.html"
@@ -102,9 +96,6 @@ class DoctorOptions(CardOptions):
     end: float | None = option("TIME", "to here", read=_moment)
     step: float | None = option("SECONDS", "and how far apart its points are", read=_seconds)
     match: dict[str, str] | None = option("label=value", "only series with these labels", read=_labels)
-    watch: bool = switch("look at the servers named again and again, and say what changes")
-    interval: float = option("S", "how long between two looks (10)", read=_seconds, default=10.0)
-    looks: int | None = option("N", "how often to look; default: until stopped", read=count)
     html: str | None = option("FILE", "gone: PyTorch's own viewer draws a memory snapshot (docs/doctor.md says how)")
     bundle: str | None = option(
         "FILE", "OUT.tar.zst, .tar.gz or .tar for a ticket; secrets and users' text are hidden, CONTENTS.txt says what is in it"
@@ -134,10 +125,6 @@ def run(options: DoctorOptions) -> int:
         card_of(options)  # what is wrong in an option is wrong also where it is not used
     if not options.rest and options.exit_code is None:
         raise BadInput("nothing to read: name a log, a folder, a metrics address, a snapshot, or - for standard input")
-    return watch(options) if options.watch else _diagnose(options)
-
-
-def _diagnose(options: DoctorOptions) -> int:
     names = {"since": "since_s", "start": "start_s", "end": "end_s", "step": "step_s", "match": "match"}
     given = {field: value for field in names if (value := getattr(options, field)) is not None}
     time_range: RangeOptions = {names[field]: value for field, value in given.items()}  # type: ignore[assignment]
@@ -270,72 +257,6 @@ class Planner:
         )  # fmt: skip
         self.figures = {name: value for name, value in figures._asdict().items() if name != "advice"}
         return figures
-
-
-def watch(
-    options: DoctorOptions, *, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.time
-) -> int:
-    """Look until stopped (or --looks times); 1 if anything was wrong at the last look."""
-    if not options.rest or not all(is_url(word) for word in options.rest):
-        raise BadInput("--watch looks at running servers: give their addresses, http://HOST:PORT")
-    before: dict[str, Page] = {}
-    said: dict[str, tuple[str, ...]] = {}
-    wrong, done, answered = False, 0, False
-    try:
-        while options.looks is None or done < options.looks:
-            if done:
-                sleep(options.interval)
-            looked = [_look(url, options, before, said, clock) for url in options.rest]  # every one, also after a bad one
-            wrong, answered = any(looked), answered or bool(before)
-            done += 1
-    except KeyboardInterrupt:
-        pass
-    if not answered and done:
-        raise WorldFailed("no server answered")
-    return int(wrong)
-
-
-def _look(
-    url: str, options: DoctorOptions, before: dict[str, Page], said: dict[str, tuple[str, ...]], clock: Callable[[], float]
-) -> bool:
-    shown, timeout = address(url).shown, min(options.timeout or 10.0, 60.0)
-    stamp = time.strftime("%H:%M:%S", time.localtime(clock()))
-    try:
-        page = fetch_pages(url, samples=1, timeout_s=timeout)[0]
-    except WorldFailed as error:
-        before.pop(url, None)
-        if said.get(url) != ("unreachable",):
-            said[url] = ("unreachable",)
-            told = {"at": clock(), "server": shown, "error": clean(str(error))}
-            tell(json.dumps(told) if options.json else f"{stamp} {told['error']}")
-        return True
-    last, before[url] = before.get(url), page
-    health = fetch_health(url, timeout_s=timeout) if last is not None else None
-    verdict = judge_pages(page, None, shown) if last is None else judge_pages(last, page, shown, health=health)
-    is_wrong = any(finding.severity is not Severity.INFO for finding in verdict.findings)
-    if options.json:
-        names = ("running", "waiting", "kv_cache_usage", "preemptions")
-        engines = [{"engine": one.engine, **{name: one.figures.get(name) for name in names}} for one in verdict.facts.engines]
-        findings = [finding_json(finding) for finding in verdict.findings]
-        tell(json.dumps({"at": clock(), "server": shown, "engines": engines, "findings": findings}, ensure_ascii=False))
-        return is_wrong
-    # One line a look; a finding is told in full when it first appears, and when it is gone.
-    codes = tuple(str(finding.code) for finding in verdict.findings)
-    figures = "; ".join(_line(one.engine, one.figures) for one in verdict.facts.engines) or "no engine on the page"
-    tell(f"{stamp} {shown}  {figures}  {', '.join(codes) or 'nothing wrong'}")
-    for finding in verdict.findings:
-        if str(finding.code) not in said.get(url, ()):
-            tell(f"         {finding.code}: {clean(finding.because)}")
-    if gone := [code for code in said.get(url, ()) if code not in codes and code != "unreachable"]:
-        tell(f"         over: {', '.join(gone)}")
-    said[url] = codes
-    return is_wrong
-
-
-def _line(engine: str, figures: Mapping[str, object]) -> str:
-    running, waiting = (f"{n:.0f}" if isinstance(n := figures.get(name), float) else "?" for name in ("running", "waiting"))
-    share = f"{kv:.0%}" if isinstance(kv := figures.get("kv_cache_usage"), float) else "?"
-    return f"{f'engine {engine} ' if engine else ''}running {running}, waiting {waiting}, KV {share}"
 
 
 COMMAND = OptionsCommand("doctor", DoctorOptions, run, __doc__)
