@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.assets.alerts import Thresholds, thresholds_of
+from plimsoll.assets.alerts import thresholds_of
 from plimsoll.assets.settings import AssetSettings
 from plimsoll.doctor.rules.trend_growth import matters, recomputed_share
 from plimsoll.guard.judge.load import RISES
+from plimsoll.guard.judge.policy import Policy
 from tests.assets.watched import PLAN, PLANNED
+
+USUAL = thresholds_of(AssetSettings("0.32.0"))
 
 
 def test_a_queue_matters_to_both_from_the_same_length_on() -> None:
     """More than four, and more than a tenth of what runs."""
-    bounds = Thresholds()
+    bounds = USUAL
     for waiting, running in ((4, 0), (5, 0), (5, 50), (5, 49), (11, 100), (10, 100)):
-        assert matters(waiting, running) is (waiting > bounds.queue_least and waiting > bounds.queue_share * running)
-    assert bounds.rises == RISES
+        assert matters(waiting, running) is (waiting > bounds["queue_least"] and waiting > bounds["queue_share"] * running)
+    assert bounds["rises"] == RISES
 
 
 def test_the_share_done_twice_is_guards_in_fewer_terms() -> None:
@@ -28,5 +31,5 @@ def test_the_share_done_twice_is_guards_in_fewer_terms() -> None:
 
 def test_a_plan_with_little_slack_is_not_called_thin_for_ever() -> None:
     """Where the plan leaves less than the general bound twice over, half of what it leaves is the bound."""
-    assert thresholds_of(AssetSettings("0.32.0")).thin_bytes == Thresholds.thin_bytes
-    assert thresholds_of(PLANNED).thin_bytes == PLAN.slack_bytes // 2
+    assert USUAL["thin_bytes"] == Policy().number("slack", "least")
+    assert thresholds_of(PLANNED)["thin_bytes"] == PLAN.slack_bytes // 2

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from plimsoll.assets.alerts import groups_of
-from plimsoll.assets.settings import AlertSlo, AssetSettings, PlanFacts, timers_of
+from plimsoll.assets.settings import AssetSettings, PlanFacts, timers_of
 from plimsoll.inside.meters import METERS
 from plimsoll.vllm.metrics import metrics_of as metrics_of_release
 
@@ -16,7 +16,7 @@ PLAN = PlanFacts(
     requested_bytes=21_720_717_067, weights_bytes=16_060_522_496, kv_bytes=3_521_642_496, slack_bytes=400_000_000,
     kv_tokens=26_880,
 )  # fmt: skip
-PLANNED = AssetSettings("0.32.0", PLAN, slo=AlertSlo(0.4, 0.03), timers=timers_of(120, PLAN.weights_bytes), name="llama")
+PLANNED = AssetSettings("0.32.0", PLAN, ttft_s=0.4, timers=timers_of(120, PLAN.weights_bytes), name="llama")
 GENERAL = {"up", "ALERTS", "process_start_time_seconds", "process_resident_memory_bytes", "http_requests_total"}
 """Prometheus's own, and what every vLLM server shows beside its engine's figures."""
 GUARDS = (

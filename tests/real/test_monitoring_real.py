@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def test_silence_then_a_storm_a_stuck_worker_and_a_death(engine: EngineServer, t
         settings = AssetSettings(
             "0.32.0", name="real", targets=(f"127.0.0.1:{engine.port}",), guard_target=f"127.0.0.1:{guard.port}"
         )
-        bounds = replace(thresholds_of(settings), outage_s=OUTAGE_S)
+        bounds = thresholds_of(settings, outage_s=OUTAGE_S)
         with watching(tmp_path, settings, bounds, guard.token) as watched:
             time.sleep(idle_s)
             assert watched.webhook.got == []

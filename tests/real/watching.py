@@ -15,7 +15,7 @@ from typing import Any
 from lab.draw_dashboard import asked
 from lab.engine.server import free_port
 from lab.page_world import answers
-from plimsoll.assets.alerts import Thresholds, groups_of
+from plimsoll.assets.alerts import groups_of
 from plimsoll.assets.monitoring import alertmanager_text, prometheus_text, rules_text
 from plimsoll.assets.settings import AssetSettings
 from plimsoll.doctor.read.prometheus import is_prometheus
@@ -80,7 +80,7 @@ def remembering(folder: Path, history: str, config: str = "scrape_configs: []\n"
 
 
 @contextlib.contextmanager
-def watching(folder: Path, settings: AssetSettings, bounds: Thresholds, guard_token: str) -> Iterator[Watching]:
+def watching(folder: Path, settings: AssetSettings, bounds: dict[str, Any], guard_token: str) -> Iterator[Watching]:
     """Prometheus and Alertmanager on what would be generated, but for a scrape every two seconds and a webhook of our own."""
     port, manager = free_port(), free_port()
     (folder / "guard.token").write_text(guard_token, encoding="ascii")

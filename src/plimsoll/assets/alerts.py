@@ -65,71 +65,39 @@ class RuleGroup:
 
 
 LONGEST_WAIT_S = 600.0
-_GUARD = Policy().number
 
 
-@dataclass(frozen=True)
-class Thresholds:
-    """Every number of the alerts. The plan's figures replace general ones; the others are guard's own thresholds."""
-
-    outage_s: int = 180  # no engine of the job answers: a warm start takes less (55 to 141 s were measured)
-    start_s: int = 600  # how long a start may take: one of several engines may be away for as long
-    still_s: int = int(_GUARD("wedged", "still"))  # without a step, with work there
-    wait_s: float = 2.0  # the expected wait of a new request: the promise for the first token
-    ttft_s: float = 2.0
-    queue_least: int = 4
-    queue_share: float = 0.10
-    rises: float = 0.10
-    storm_share: float = _GUARD("storm", "share")
-    storm_least: int = int(_GUARD("storm", "least"))
-    full: float = _GUARD("backlog", "full")
-    kv_tokens: int | None = None
-    retries_least: int = int(_GUARD("retries", "least"))
-    thin_bytes: int = int(_GUARD("slack", "least"))
-    came_bytes: int = int(_GUARD("neighbour", "came"))
-    free_bytes: int = int(_GUARD("neighbour", "free"))
-    releasable_bytes: int = int(_GUARD("neighbour", "releasable"))
-    contained_s: int = int(_GUARD("contained", "over"))  # in which a contained failure is news
-    growth_bytes: int = int(_GUARD("growth", "least"))
-    host_growth_bytes: int = int(_GUARD("host", "least"))
-    prefix_share: float = _GUARD("prefix", "share")
-    prefix_least: int = int(_GUARD("prefix", "least"))
-    loop_starts: int = int(_GUARD("loop", "starts"))
-    errors_share: float = 0.05
-    errors_least: int = 5
-    look_age_s: int = 120
-
-    @property
-    def context(self) -> dict[str, object]:
-        """Every number by its name, for the texts of alerts.yaml and dashboards.yaml."""
-        return {
-            **vars(self),
-            "away_s": max(self.start_s - self.outage_s, 60),  # one of several engines does not answer
-            "kept_out_s": max(1_800, self.start_s),
-            # A cache with fewer free tokens is full: a share of the tokens that the plan gives this model.
-            "full_tokens": None if self.kv_tokens is None else round((1 - self.full) * self.kv_tokens),
-        }
+def thresholds_of(settings: AssetSettings, **changed: float) -> dict[str, Any]:
+    """Returns every number of the alerts by its name: those of alerts.yaml, and in place of general ones those of a plan."""
+    usual = {name: _number(text) for name, text in read_data("alerts.yaml")["numbers"].items()} | changed
+    plan, start_s = settings.plan, settings.timers.start_s
+    tokens = None if plan is None or plan.kv_tokens <= 0 else plan.kv_tokens
+    return {
+        **usual,
+        "start_s": start_s,  # one of several engines may be away for as long
+        "away_s": max(start_s - int(usual["outage_s"]), 60),  # one of several engines does not answer
+        "kept_out_s": max(1_800, start_s),
+        "wait_s": min(settings.ttft_s, LONGEST_WAIT_S),
+        "ttft_s": settings.ttft_s,
+        # A cache with fewer free tokens is full: a share of the tokens that the plan gives this model.
+        "full_tokens": None if tokens is None else round((1 - usual["full"]) * tokens),
+        "kv_tokens": tokens,
+        # If the plan itself leaves less than guard's general bound, half of that counts as thin.
+        "thin_bytes": usual["thin_bytes"] if plan is None else max(0, min(usual["thin_bytes"], plan.slack_bytes // 2)),
+    }
 
 
-def thresholds_of(settings: AssetSettings) -> Thresholds:
-    """Thresholds for a plan, its promise to users and its timers."""
-    plan = settings.plan
-    # If the plan itself leaves less than guard's general bound, half of that counts as thin.
-    thin = Thresholds.thin_bytes if plan is None else max(0, min(Thresholds.thin_bytes, plan.slack_bytes // 2))
-    return Thresholds(
-        start_s=settings.timers.start_s,
-        wait_s=min(settings.slo.ttft_s, LONGEST_WAIT_S),
-        ttft_s=settings.slo.ttft_s,
-        kv_tokens=None if plan is None or plan.kv_tokens <= 0 else plan.kv_tokens,
-        thin_bytes=thin,
-    )
+def _number(text: str) -> float:
+    """Returns a number, or that of guard's own policy where it is named by KIND.NAME."""
+    number = float(text) if text[0].isdigit() else Policy().number(*text.split("."))
+    return int(number) if number.is_integer() else number
 
 
-def groups_of(settings: AssetSettings, bounds: Thresholds | None = None) -> tuple[RuleGroup, ...]:
+def groups_of(settings: AssetSettings, bounds: Mapping[str, Any] | None = None) -> tuple[RuleGroup, ...]:
     """All rules for one plan and one release."""
     names, bounds = Names(settings), bounds or thresholds_of(settings)
     context = {
-        **bounds.context, "vllm": names.vllm, "of": names.of, "guard": names.guard, "select": select, "has": names.has,
+        **bounds, "vllm": names.vllm, "of": names.of, "guard": names.guard, "select": select, "has": names.has,
         "span": span, "counter": lambda each: " ".join(f"{n * each:.3f}" for n in range(120)), "max": max, "GIB": GIB,
         "MIB": MIB,
     }  # fmt: skip
@@ -150,13 +118,13 @@ def groups_of(settings: AssetSettings, bounds: Thresholds | None = None) -> tupl
     return tuple(groups)
 
 
-def _case(case: Mapping[str, Any], names: Names, bounds: Thresholds) -> Case:
+def _case(case: Mapping[str, Any], names: Names, bounds: Mapping[str, Any]) -> Case:
     series = names.page(**case.get("series", {}))
     series |= {names.other(metric): values for metric, values in case.get("other_engine", {}).items()}
     series |= of_rank("1", names.page(**case.get("rank_1", {})))
     series |= guard_page(**case.get("guard", {})) | guard_page(at="other", **case.get("other_guard", {}))
     if "first_tokens" in case:  # within the promise and later ones, so many every 15 s
-        in_time, late, ttft_s = float(case["first_tokens"]["in_time"]), float(case["first_tokens"]["late"]), bounds.ttft_s
+        in_time, late, ttft_s = float(case["first_tokens"]["in_time"]), float(case["first_tokens"]["late"]), bounds["ttft_s"]
         buckets = {ttft_s / 2: in_time, ttft_s: in_time, ttft_s * 4: in_time + late}
         each = {f"ttft_le_{edge:g}": count for edge, count in buckets.items()}
         each |= {"ttft_le_+Inf": in_time + late, "ttft_count": in_time + late}

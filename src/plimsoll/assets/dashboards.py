@@ -8,7 +8,6 @@ from functools import partial
 from string import ascii_uppercase
 from typing import Any
 
-from plimsoll.assets.alerts import Thresholds
 from plimsoll.assets.names import Names, load_data, select, span
 from plimsoll.assets.rendering import fill, read_data
 from plimsoll.assets.settings import AssetSettings
@@ -18,11 +17,11 @@ _GRAFANA = load_data("dashboard")  # Grafana's required fields of every variable
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
-def dashboard_files(settings: AssetSettings, bounds: Thresholds) -> dict[str, str]:
+def dashboard_files(settings: AssetSettings, bounds: Mapping[str, Any]) -> dict[str, str]:
     """Returns the path and the text of every dashboard."""
     names, data = Names(settings), read_data("dashboards.yaml")
     context = {
-        **bounds.context, "guard": names.guard, "has": names.has, "metric": names.exposition, "name": settings.name,
+        **bounds, "guard": names.guard, "has": names.has, "metric": names.exposition, "name": settings.name,
         "plan": settings.plan, "select": select, "span": span,
     }  # fmt: skip
     files = {}
@@ -57,7 +56,7 @@ def _note(name: str, colour: str, text: str, expr: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lay_out(rows: Sequence[Mapping[str, Any]], bounds: Thresholds) -> Iterator[dict[str, Any]]:
+def _lay_out(rows: Sequence[Mapping[str, Any]], bounds: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     number = top = 0
     for row in rows:
         number += 1
@@ -75,13 +74,13 @@ def _lay_out(rows: Sequence[Mapping[str, Any]], bounds: Thresholds) -> Iterator[
         top += tallest
 
 
-def _panel(panel: Mapping[str, Any], bounds: Thresholds) -> dict[str, Any]:
+def _panel(panel: Mapping[str, Any], bounds: Mapping[str, Any]) -> dict[str, Any]:
     kind, has_limit = panel.get("kind", "timeseries"), "limit" in panel
     defaults: dict[str, Any] = {"unit": panel.get("unit", "short")}
     if kind in ("timeseries", "stat"):
         defaults["min"] = 0
     if has_limit:
-        steps = [{"value": None, "color": "green"}, {"value": getattr(bounds, panel["limit"]), "color": "red"}]
+        steps = [{"value": None, "color": "green"}, {"value": bounds[panel["limit"]], "color": "red"}]
         defaults["thresholds"] = {"mode": "absolute", "steps": steps}
     if kind == "timeseries":
         stacked = {"fillOpacity": 60, "stacking": {"mode": "normal", "group": "A"}} if "stacked" in panel else {}

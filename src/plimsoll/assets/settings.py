@@ -44,14 +44,6 @@ DOCS_URL = "https://github.com/plimsoll-line/plimsoll/tree/main/docs"
 
 
 @dataclass(frozen=True)
-class AlertSlo:
-    """The promise to users; `--slo ttft=2s,tpot=50ms` sets it. No alert asks for `tpot_s` yet."""
-
-    ttft_s: float = 2.0
-    tpot_s: float = 0.05
-
-
-@dataclass(frozen=True)
 class PlanFacts:
     """Figures of `plimsoll plan --json`. Bytes are of one GPU, that of the decisive rank; tokens of one engine (DP rank)."""
 
@@ -119,7 +111,7 @@ class AssetSettings:
     vllm: str  # A release such as 0.32.0
     plan: PlanFacts | None = None  # None without --plan: thresholds are then general ones, and nothing can be launched
     command: Command | None = None  # None without --plan
-    slo: AlertSlo = AlertSlo()
+    ttft_s: float = 2.0  # the promise to users, `--slo ttft=2s`; no alert asks for tpot yet
     timers: Timers = field(default_factory=timers_of)
     name: str = "vllm"
     """Of the unit, the service, the StatefulSet, the label `app` and, unless told otherwise, Prometheus's job."""

@@ -40,7 +40,7 @@ from plimsoll.assets.launch_command import facts_of, planned_line, ready, releas
 from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.patch import patch_files
 from plimsoll.assets.rendering import headed
-from plimsoll.assets.settings import AlertSlo, AssetSettings, Cluster
+from plimsoll.assets.settings import AssetSettings, Cluster
 from plimsoll.cli.main import OptionsCommand
 from plimsoll.errors import BadInput, Found
 from plimsoll.guard.adapters.cluster import LEASE_NAME, NAMESPACE, OBJECT_NAME
@@ -58,7 +58,6 @@ WHAT = ("systemd", "compose", "kubernetes", "monitoring")
 IN_CLUSTER = ("guard", "patch")  # for servers that exist: no plan is needed
 AUTOSCALING = "autoscaling"
 KINDS = (*WHAT, "all", *IN_CLUSTER, AUTOSCALING)
-CLUSTER_OPTIONS = ("namespace", "name", "selector", "image", "replicas", "port")
 SCALING_OPTIONS = ("keep", "start_seconds", "prometheus")
 LAUNCH_OPTIONS = ("server_image", "workload", "requests", "limits", "toleration", "node_selector", "host", "gateway")
 PLAN_MAX_BYTES = 16 << 20
@@ -211,7 +210,7 @@ def _plan(path: str) -> Mapping[str, Any]:
 
 def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[AssetSettings, tuple[str, ...]]:
     """What every file is made from, and what should be known of it."""
-    slo, job, asked = _slo(options.slo), options.job or "", options.vllm
+    ttft_s, job, asked = _ttft_s(options.slo), options.job or "", options.vllm
     # A job's name as Prometheus's own configuration or an operator of Kubernetes gives it.
     if options.job is not None and not re.fullmatch(r"[A-Za-z0-9_][\w.:/\-]{0,199}", job):
         raise BadInput(f"--job {job[:40]!r}: it is the name of a job in Prometheus: letters, digits and _ . : / -")
@@ -219,7 +218,7 @@ def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[A
     if plan is None:
         engine = _not_too_old(engine_named(asked or installed_vllm()))
         settings = AssetSettings(
-            engine.release, slo=slo, own_job=job, cluster=cluster, made_by=_made_by(options, engine.release, None, None)
+            engine.release, ttft_s=ttft_s, own_job=job, cluster=cluster, made_by=_made_by(options, engine.release, None, None)
         )
         return settings, (*([engine.note] if engine.note else []), *_guesses(options))
     name = options.plan or ""
@@ -236,7 +235,7 @@ def _settings(options: AssetsOptions, plan: Mapping[str, Any] | None) -> tuple[A
         engine.release,
         facts,
         made.command,
-        slo,
+        ttft_s,
         made.timers,
         kubernetes.one_name(options.name, "--name", "vllm", NAMESPACE),
         own_job=job,
@@ -325,15 +324,15 @@ def _not_too_old(engine: Engine) -> Engine:
     return engine
 
 
-def _slo(text: str | None) -> AlertSlo:
-    """`ttft=2s,tpot=50ms`."""
-    found: dict[str, float] = {}
-    for part in (text or "").split(",") if text is not None else ():
+def _ttft_s(text: str | None) -> float:
+    """The promise for the first token in `ttft=2s,tpot=50ms`."""
+    found = {"ttft": AssetSettings.ttft_s}
+    for part in () if text is None else text.split(","):
         match = re.fullmatch(r"\s*(ttft|tpot)\s*=\s*(\d{1,6}(?:\.\d{1,6})?)\s*(ms|s)\s*", part)
         if match is None or float(match[2]) == 0:
             raise BadInput(f"--slo {text!r}: it is ttft=2s,tpot=50ms, or one of the two")
-        found[f"{match[1]}_s"] = float(match[2]) * (0.001 if match[3] == "ms" else 1)
-    return AlertSlo(**found)
+        found[match[1]] = float(match[2]) * (0.001 if match[3] == "ms" else 1)
+    return found["ttft"]
 
 
 def _made_by(
@@ -343,10 +342,10 @@ def _made_by(
     is_named = options.kind in (*IN_CLUSTER, AUTOSCALING)
     words = ["plimsoll", "assets", "OUT_DIR", *(["--for", str(options.kind)] if is_named else [])]
     words += [file] if file else [Path(word).name for word in options.rest[1:]]
-    for name in ("plan", "vllm", "slo", "job", *CLUSTER_OPTIONS, *LAUNCH_OPTIONS, *SCALING_OPTIONS):
-        value = getattr(options, name)
+    for name, info in options_of(options).items():
+        value = getattr(options, name) if info.metavar and name != "kind" else None
         for text in value if isinstance(value, tuple) else () if value is None else (str(value),):
-            words += [options_of(options)[name].name, text.rpartition("/")[2] if name == "plan" else text]
+            words += [info.name, text.rpartition("/")[2] if name == "plan" else text]
     said = " ".join(word if word.isprintable() else "?" for word in map(shlex.quote, redact_words(words)))
     lines = [f"Made by plimsoll {plimsoll.__version__} for vLLM {release}: {said}"]
     if plan is not None:
