@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.inside.admission import StaleEpoch, begin
-from plimsoll.inside.gate_control import Busy, Calls
+from plimsoll.inside.answers import AskRefused
+from plimsoll.inside.gate_control import Calls
 from plimsoll.inside.places import server_key
 from plimsoll.inside.shared import Shared, SharedPage
 from tests.fakes import EngineClient
@@ -75,7 +76,7 @@ def caller(lock_path: str, pipe: Connection) -> None:
         client.may_answer.set()
         try:
             await Calls(lock_path).call(client, "plimsoll_compact")
-        except Busy:
+        except AskRefused:
             return "busy"
         return "done"
 

@@ -132,10 +132,9 @@ queues = st.builds(
     queued_tokens=some,
     coming=st.integers(0, 10_000),
     tokens_each=st.none() | some,
-    coming_item_tokens=some,
     tokens_per_s=st.none() | some,
 )
-KNOWN = Queue(5, 4, 4, 3000.0, 0, 100.0, 0.0, 500.0)
+KNOWN = Queue(5, 4, 4, 3000.0, 0, 100.0, 500.0)
 
 
 def test_the_wait_is_the_tokens_ahead_by_the_rate() -> None:
@@ -143,7 +142,6 @@ def test_the_wait_is_the_tokens_ahead_by_the_rate() -> None:
     for queue, seconds in (
         (KNOWN, 6.0),
         (KNOWN._replace(coming=10), 8.0),
-        (KNOWN._replace(coming=10, coming_item_tokens=500.0), 9.0),
         (KNOWN._replace(tokens_per_s=None), None),
         (KNOWN._replace(tokens_per_s=0.0), None),
         (KNOWN._replace(coming=1, tokens_each=None), None),
@@ -163,7 +161,6 @@ def test_whatever_the_queue_a_wait_is_a_time_or_unknown(
     if not queue.tokens_per_s:
         assert wait.seconds in (None, 0.0)
     assert expected_wait(queue._replace(waiting=0, running=0, places=max(queue.coming, 1) + 1)).seconds == 0.0
-    queue = queue._replace(coming_item_tokens=0.0)
     longer = queue._replace(
         waiting=(queue.waiting or 0) + more_waiting,
         queued_tokens=queue.queued_tokens + more_tokens,

@@ -19,7 +19,7 @@ from plimsoll.inside.answers import (
     FOLLOW_UP,
     OFF,
     WORK,
-    BadAsk,
+    AskRefused,
     GateAnswer,
     Message,
     Tokens,
@@ -171,7 +171,7 @@ def test_a_token_is_rotated_without_a_restart(tmp_path: Path) -> None:
 )
 def test_a_body_that_is_not_an_object_of_known_fields_is_refused(body: bytes, names: tuple[str, ...], says: str | None) -> None:
     """Broken, deep, endless, in no known alphabet, nameless or misspelt: one line each; an empty body asks for nothing."""
-    with pytest.raises(BadAsk, match=says):
+    with pytest.raises(AskRefused, match=says):
         fields_of(body, names)
     assert [fields_of(empty, ()) for empty in (b"", b"  \n", b"{}")] == [{}, {}, {}]
 
@@ -193,13 +193,13 @@ def test_a_number_is_within_its_bounds_or_refused(value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
         found = number({"x": value}, "x", 0.5, 60.0, 7.0)
-    except BadAsk:
+    except AskRefused:
         assert not is_number or not 0.5 <= value <= 60
     else:
         assert (found, type(found)) == (7.0 if value is None else value, float)
     try:
         assert whole({"x": value}, "x", 0, 100) is value
-    except BadAsk:
+    except AskRefused:
         assert type(value) is not int or not 0 <= value <= 100
     assert (whole({"x": 5}, "x", 0, 10), whole({}, "x", 0, 10)) == (5, None)
 
@@ -212,12 +212,12 @@ def _sent(answer: GateAnswer, *, is_head: bool = False) -> list[Message]:
 
 def test_an_error_has_openai_s_shape() -> None:
     """As their clients read it; HEAD has its headers and no body; busy says when to come again, over another connection."""
-    start, body = _sent(error(400, "no", "BadRequestError"))
+    start, body = _sent(error(400, "no"))
     assert json.loads(body["body"]) == {"error": {"message": "no", "type": "BadRequestError", "param": None, "code": 400}}
     headers = dict(start["headers"])
     assert headers[b"content-type"] == b"application/json"
     assert headers[b"content-length"] == str(len(body["body"])).encode()
-    head = _sent(error(400, "no", "BadRequestError"), is_head=True)
+    head = _sent(error(400, "no"), is_head=True)
     assert (head[0], head[1]["body"]) == (start, b"")
     start, _ = _sent(busy("full", 7))
     assert start["status"] == 503

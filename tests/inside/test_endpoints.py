@@ -20,7 +20,7 @@ from plimsoll.inside.engine_view import EngineClientView
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.figures import empty_figures, write_whole
 from plimsoll.inside.gate_control import Calls, GateControl
-from plimsoll.inside.places import ancestors, start_ticks
+from plimsoll.inside.places import ancestors, start_ticks, sweep
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.shared import OWN, SharedPage
 from tests.each import each, rows
@@ -52,7 +52,7 @@ def put_figures(folder: Path, **changed: Any) -> None:
         "pid": me, "started": start_ticks(me), "ancestors": ancestors(me), "beat": time.monotonic(), "at": time.time(),
         "engine": 0, "rank": 0, **changed,
     }  # fmt: skip
-    write_whole(str(folder), f"worker-{known['pid']}", {**empty_figures(), **known})
+    write_whole(str(folder), f"worker-{known['pid']}-{known['started']}", {**empty_figures(), **known})
 
 
 def test_only_ready_is_open() -> None:
@@ -214,6 +214,7 @@ def test_calls_need_a_probe_and_an_engine_that_is_well(tmp_path: Path, monkeypat
     assert ask(core, "POST", "compact").status == 501
     put_figures(tmp_path, started=1)
     assert ask(core, "POST", "compact").status == 501
+    sweep(str(tmp_path))
     put_figures(tmp_path)
     client.errored = True
     assert ask(core, "POST", "compact").status == 409

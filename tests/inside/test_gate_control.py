@@ -14,7 +14,9 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from plimsoll.inside.admission import LEAVING, REFUSING, SERVING, begin
-from plimsoll.inside.gate_control import Alone, Busy, Calls, GateControl
+from plimsoll.inside.answers import App, AskRefused
+from plimsoll.inside.gate import Gate
+from plimsoll.inside.gate_control import Alone, Calls, GateControl
 from plimsoll.inside.meters import Meters
 from plimsoll.inside.pulse import PULSE, Pulse
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
@@ -25,6 +27,13 @@ from tests.inside.gate_processes import caller
 def made(folder: Path, places: int = 4, **more: Any) -> tuple[GateControl, EngineClient]:
     client = EngineClient(places)
     return GateControl(settings(folder, **more), State(engine_client=client), Pulse()), client
+
+
+class Around(Gate):
+    """A gate with this control around an app, without a tick."""
+
+    def __init__(self, app: App, core: GateControl) -> None:
+        self.app, self._control, self._tick = app, core, None
 
 
 def feed(core: GateControl, running: int, waiting: int, *, each_s: float = 0.1) -> None:
@@ -122,20 +131,6 @@ def test_what_waits_is_what_is_still_on_its_way_to_the_engine(tmp_path: Path) ->
         assert (core.queue().coming, core.shed(b"") is not None) == (coming, is_refused), in_layer
     core.in_layer, core.answering, core.settings.shed_wait_s = 3, 0, 0.01
     assert core.shed(b"low") is None, "a place is free for each"
-
-
-def test_items_of_requests_that_are_with_the_engine_do_not_count_again(tmp_path: Path) -> None:
-    """Their tokens are the engine's by then: only the share of those that still come is added."""
-    core, client = made(tmp_path, places=4)
-    feed(core, 4, 6)
-    for number in range(10):
-        client.add(str(number), 100)
-    core.in_layer, core.items = 10, 10
-    core._queue_at_ns = 0
-    assert core.queue().coming_item_tokens == 0
-    core.in_layer = 20
-    core._queue_at_ns = 0
-    assert core.queue().coming_item_tokens == 5000
 
 
 def test_vllm_s_own_valve_decides_alone_where_it_is_set(tmp_path: Path) -> None:
@@ -250,7 +245,7 @@ async def test_a_call_runs_on_when_the_one_who_asked_is_gone(tmp_path: Path) -> 
     await asyncio.sleep(0.01)
     assert asked.cancelled()
     assert calls.is_running
-    with pytest.raises(Busy):
+    with pytest.raises(AskRefused):
         await Calls(str(tmp_path / "lock")).call(client, "plimsoll_compact")
     client.may_answer.set()
     await asyncio.sleep(0.01)
@@ -301,7 +296,7 @@ async def test_who_calls_just_as_the_one_before_ends_takes_nothing_from_it() -> 
     client, calls = EngineClient(), Calls(None)
     first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
     await asyncio.sleep(0.01)
-    with pytest.raises(Busy):
+    with pytest.raises(AskRefused):
         await calls.call(client, "plimsoll_compact")
 
     async def as_it_ends() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from plimsoll.inside import knobs
+from plimsoll.inside.answers import AskRefused
 from plimsoll.inside.figures import write_report
 from plimsoll.inside.knobs import (
     HEADROOM,
@@ -22,9 +23,7 @@ from plimsoll.inside.knobs import (
     QUEUED_REQS,
     SCHEDULER_KNOBS,
     KnobClient,
-    KnobRefused,
     Knobs,
-    NoKnobs,
     VllmScheduler,
     strictest,
 )
@@ -271,14 +270,14 @@ def test_the_api_server_turns_the_queue_and_reads_the_report(tmp_path: Path, clo
     assert (client.scheduler_config.max_num_queued_reqs, fellow.scheduler_config.max_num_queued_reqs) == (500, None)
     # The engine is idle and has made no step since: the reader knows that the lease is over.
     assert server.words(client)["knobs"][MAX_SEQS]["in_force"] == 8
-    with pytest.raises(KnobRefused, match="from 1 to 500"):
+    with pytest.raises(AskRefused, match="from 1 to 500"):
         server.check_queue(client, {QUEUED_REQS: 501})
 
 
 def test_a_report_of_nonsense_is_passed_over(tmp_path: Path) -> None:
     """Torn, foreign or hostile files cost nothing but themselves."""
     for number, text in enumerate(("{", "[]", '{"schema": "plimsoll.knobs/1"}', '{"schema": "plimsoll.knobs/1", "knobs": 3}')):
-        (tmp_path / f"knobs-{number}.json").write_text(text)
+        (tmp_path / f"knobs-{number}-1.json").write_text(text)
     server = KnobClient(str(tmp_path), os.getpid())
     assert server.report() is None
     assert {row["in_force"] for row in server.words(Core(None))["knobs"].values()} == {None}
@@ -287,18 +286,18 @@ def test_a_report_of_nonsense_is_passed_over(tmp_path: Path) -> None:
 
 def test_no_engine_core_and_no_answer_are_told_apart(tmp_path: Path) -> None:
     """Without a report nobody is asked; a stuck engine is waited for only so long; one that dies meanwhile is named."""
-    with pytest.raises(NoKnobs, match="has not reported knobs"):
+    with pytest.raises(AskRefused, match="has not reported knobs"):
         asyncio.run(KnobClient(str(tmp_path), os.getpid()).call(Core(None), {}, 1.0))
-    with pytest.raises(NoKnobs, match="no utility calls"):
+    with pytest.raises(AskRefused, match="no utility calls"):
         asyncio.run(KnobClient(None, os.getpid()).call(SimpleNamespace(), {}, 1.0))
-    with pytest.raises(TimeoutError):
+    with pytest.raises(AskRefused, match="made no step"):
         asyncio.run(KnobClient(None, os.getpid()).call(Core(None), {}, 0.05))
 
     async def dies(*_: str) -> str:
         raise RuntimeError("a secret")
 
     dead = SimpleNamespace(engine_core=SimpleNamespace(call_utility_async=dies))
-    with pytest.raises(ConnectionError, match=r"did not take the order: RuntimeError$"):
+    with pytest.raises(AskRefused, match=r"did not take the order: RuntimeError$"):
         asyncio.run(KnobClient(None, os.getpid()).call(dead, {}, 5.0))
 
 

@@ -32,7 +32,6 @@ from plimsoll.inside.recorder import (
     from_state,
     from_stats,
     iter_hashes,
-    shared_salt,
 )
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.simulate.trace_files import SHAPES, json_columns
@@ -395,24 +394,3 @@ def test_what_the_cache_does_not_share_has_other_hashes() -> None:
     assert cat[0] == dog[0] == none[0]
     assert len({cat[1], dog[1], none[1]}) == 3
     assert not set(cat[1:]) & set(dog[1:])
-
-
-def test_servers_of_one_start_share_a_salt(tmp_path: Path) -> None:
-    """The one that was set, or a random one that the first writes for this user alone; another start has another."""
-    assert shared_salt("pinch", str(tmp_path), os.getpid()) == b"pinch"
-    assert list(tmp_path.iterdir()) == []
-    salt = shared_salt("", str(tmp_path), os.getpid())
-    assert len(salt) == 32
-    assert shared_salt("", str(tmp_path), os.getpid()) == salt
-    assert shared_salt("", str(tmp_path), os.getppid()) != salt
-    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
-
-
-def test_without_a_folder_or_with_a_torn_file_the_salt_is_this_process_own(tmp_path: Path) -> None:
-    """A salt of too few bytes is not used, and a folder that cannot be written is no error."""
-    assert len(shared_salt("", None, os.getpid())) == 32
-    assert len(shared_salt("", str(tmp_path / "missing"), os.getpid())) == 32
-    shared_salt("", str(tmp_path), os.getpid())
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(b"torn")
-    assert len(shared_salt("", str(tmp_path), os.getpid())) == 32

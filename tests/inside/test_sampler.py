@@ -79,7 +79,7 @@ def wait_for(what: Callable[[], bool], limit_s: float = 20.0) -> None:
 
 def test_the_thread_writes_and_keeps_writing(tmp_path: Path) -> None:
     """An API server finds the figures of a worker on a CPU, ever newer, with what a CPU has; those of the dead are gone."""
-    left = tmp_path / f"worker-{ended_process()}.json"
+    left = tmp_path / f"worker-{ended_process()}-1.json"
     left.write_text("")
     worker = Worker(SimpleNamespace(type="cpu"))
     sampler = Sampler(worker, QUICK, str(tmp_path))

@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 from plimsoll.guard.daemon.evidence import death_in_log
 from plimsoll.inside.answers import App, Receive, Scope, Send
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.gate import ShedLayer
 from plimsoll.inside.gate_control import GateControl, note_engine_request
 from plimsoll.inside.places import start_ticks
 from plimsoll.inside.schedule_ring import ENTRIES, OWN_SCHEDULERS, ScheduleRing, ScheduleRings, follow_requests, install_into
 from tests.fakes import EngineClient, ask
-from tests.inside.test_gate_control import made
+from tests.inside.test_gate_control import Around, made
 
 
 def ring(folder: Path, name: str = "ring-1-1") -> ScheduleRing:
@@ -210,7 +209,7 @@ def test_a_request_that_a_dead_engine_never_began_may_go_elsewhere(tmp_path: Pat
     gate, client, log = followed_gate(tmp_path)
     log.note("somebody else")
     for ids in ((), ("a",), ("a", "b")):
-        got = asyncio.run(ask(ShedLayer(dying(client, *ids, stream=stream), gate), "POST", "/v1/completions"))
+        got = asyncio.run(ask(Around(dying(client, *ids, stream=stream), gate), "POST", "/v1/completions"))
         assert (got.status, got.headers["retry-after"], got.headers["connection"]) == (503, "1", "close")
         assert got.headers["x-plimsoll-reason"] == "engine-died-unscheduled"
         assert got.json()["error"]["code"] == 503
@@ -229,7 +228,7 @@ def test_any_other_request_keeps_vllms_answer(tmp_path: Path, why: str, stream: 
     gate.is_following = why != "not followed"
     ids = {"begun": ("a", "b"), "unknown id": ("a", None)}.get(why, ("a",))
     app = dying(client, *ids, stream=stream, begins=(lambda: log.note("b")) if why == "begun" else None, dies=why != "alive")
-    got = asyncio.run(ask(ShedLayer(app, gate), "POST", "/v1/completions"))
+    got = asyncio.run(ask(Around(app, gate), "POST", "/v1/completions"))
     assert got.status == (200 if stream else 500)
     assert b"error" in got.body
     assert gate.shared.own["refused_dead"] == 0
@@ -247,7 +246,7 @@ def test_a_stream_that_was_begun_is_not_held_back_twice(tmp_path: Path) -> None:
         client.errored = True
         await send({"type": "http.response.body", "body": b"data: error\n\n"})
 
-    got = asyncio.run(ask(ShedLayer(app, gate), "POST", "/v1/completions"))
+    got = asyncio.run(ask(Around(app, gate), "POST", "/v1/completions"))
     assert (got.status, got.body) == (200, b"data: 1\n\ndata: error\n\n")
 
 
@@ -290,7 +289,7 @@ def test_the_log_names_the_shapes_of_the_requests_that_a_dead_engine_had_begun(
         await send({"type": "http.response.body", "body": b"{}"})
 
     async def go() -> None:
-        await asyncio.gather(*(ask(ShedLayer(app, gate), "POST", "/v1/completions") for _ in range(3)))
+        await asyncio.gather(*(ask(Around(app, gate), "POST", "/v1/completions") for _ in range(3)))
 
     with caplog.at_level("ERROR"):
         asyncio.run(go())

@@ -17,7 +17,6 @@ NUMBERS = {
     "PLIMSOLL_HISTORY": ("history_entries", 0, 0, 10_000_000),
     "PLIMSOLL_RECORD_FILES": ("record_files", 8, 1, 100_000),
     "PLIMSOLL_SHED_WAIT_S": ("shed_wait_s", None, 0.01, 86_400),
-    "PLIMSOLL_SHED_ITEM_TOKENS": ("item_tokens", 1000, 0, 10_000_000),
     "PLIMSOLL_WEDGE_S": ("wedge_s", 120.0, 0.5, 86_400),
     "PLIMSOLL_CANARY_S": ("canary_s", 30.0, 0.5, 86_400),
 }

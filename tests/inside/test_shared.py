@@ -93,7 +93,7 @@ def test_a_drain_comes_back_as_it_was_written(drain: Drain) -> None:
         assert abs(one - other) < 1e-6
 
 
-def test_pages_and_salts_of_servers_that_are_gone_are_swept_and_others_stay(tmp_path: Path) -> None:
+def test_pages_and_reports_of_servers_that_are_gone_are_swept_and_others_stay(tmp_path: Path) -> None:
     """Also when the number was given to another process; what is not ours is left alone."""
     process = SPAWN.Process(target=time.sleep, args=(0,))
     process.start()
@@ -103,7 +103,7 @@ def test_pages_and_salts_of_servers_that_are_gone_are_swept_and_others_stay(tmp_
         f"gate-{process.pid}-5.page",
         f"api-{me}-{ticks + 1}-77.page",
         f"api-{process.pid}-5-6.page",
-        f"salt-{process.pid}-5",
+        f"worker-{process.pid}-5.json",
     ]
     kept = [
         f"gate-{os.getppid()}-{start_ticks(os.getppid())}.page",
@@ -111,7 +111,6 @@ def test_pages_and_salts_of_servers_that_are_gone_are_swept_and_others_stay(tmp_
         "gate-x-y.page",
         "worker-1.json",
         "gate-1.page",
-        "salt-x",
     ]
     for name in gone + kept:
         (tmp_path / name).write_bytes(b"")

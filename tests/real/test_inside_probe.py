@@ -111,7 +111,7 @@ def test_as_a_plugin_it_works_beside_another_extension(start_engine: Callable[..
     path, run = declare(tmp_path / "site", "plimsoll_probe = plimsoll.inside.plugin:install"), tmp_path / "run"
     (tmp_path / "site" / "another_extension.py").write_text(EXTENSION)
     run.mkdir(mode=0o700)
-    (run / "worker-4194303.json").write_text("{")
+    (run / "worker-4194303-1.json").write_text("{")
     env = {"PYTHONPATH": path, "PLIMSOLL_DIR": str(run), "PLIMSOLL_PROBE": "plugin", "VLLM_PLUGINS": "plimsoll_probe"}
     server = start_engine("--worker-extension-cls", "another_extension.Another", env=env)
     assert "Injected <class 'another_extension.Another'>" in server.log_text()
@@ -119,8 +119,9 @@ def test_as_a_plugin_it_works_beside_another_extension(start_engine: Callable[..
     assert call(server, "somebody_elses") == {"result": "0"}
     assert call(server, "plimsoll_compact")["resident_before"] > 0
     assert "refused" in call(server, "plimsoll_snapshot", history="5")
-    assert [path.name for path in run.glob("worker-*.json")] == [f"worker-{figures(server, run)[0]['pid']}.json"]
-    assert figures(server, run)[0]["faults"] == {}
+    (found,) = figures(server, run)
+    assert [path.name for path in run.glob("worker-*.json")] == [f"worker-{found['pid']}-{found['started']}.json"]
+    assert found["faults"] == {}
 
 
 BOTH = """

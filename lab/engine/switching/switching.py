@@ -2,7 +2,7 @@
 
     --worker-extension-cls switching.SwitchedProbe --middleware plimsoll.inside.Gate --middleware switching.Switch
 
-with this folder on PYTHONPATH. POST /switch?on=1 or on=0. Off: requests go past the gate and the layer beneath, the gate's
+with this folder on PYTHONPATH. POST /switch?on=1 or on=0. Off: requests go past the gate, the gate's
 tick stands still, our stat logger is taken off vLLM's list, nothing is recorded, and the probe's thread sleeps. What stays
 is what cannot be undone: a wrapper around three methods of the output processor, which then hands on at once.
 """
@@ -38,8 +38,6 @@ class Switch:
     def __init__(self, app: Any) -> None:
         self.app = app  # the gate
         self._is_on = True
-        self._layer: Any = None
-        self._above: Any = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Through the gate or past it."""
@@ -53,19 +51,10 @@ class Switch:
             await self.app.app(scope, receive, send)
 
     async def _switch(self, scope: Scope, *, is_on: bool) -> None:
-        if self._layer is None:
-            self._find_layer()
         client = scope["app"].state.engine_client
         self._is_on = RECORDER.is_on = is_on
-        self._above.app = self._layer if is_on else self._layer.app
         if not is_on:
             self.app._tick._task.cancel()  # noqa: SLF001 - the next request through the gate starts it again
             loggers = client.logger_manager.stat_loggers
             loggers[:] = [logger for logger in loggers if not type(logger).__module__.startswith("plimsoll")]
         await client.collective_rpc("plimsoll_switch", args=("1" if is_on else "0",))
-
-    def _find_layer(self) -> None:
-        node = self.app
-        while type(node.app).__name__ != "ShedLayer":
-            node = node.app
-        self._above, self._layer = node, node.app

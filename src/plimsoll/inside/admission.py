@@ -100,7 +100,6 @@ class Queue(NamedTuple):
     queued_tokens: float  # prompt tokens of the waiting requests, with the output expected of each
     coming: int  # requests that a gate let in and the engine does not have yet: being read, tokenised, their images decoded
     tokens_each: float | None  # prompt and output tokens of a usual request
-    coming_item_tokens: float  # for the images and sounds in the requests that are coming
     tokens_per_s: float | None  # the engine's recent rate
 
 
@@ -126,8 +125,7 @@ def expected_wait(queue: Queue) -> Wait:
         return Wait(None, "the engine's rate is not known yet")
     if coming and queue.tokens_each is None:
         return Wait(None, "no request has finished yet, so their usual length is unknown")
-    share = coming / queue.coming if queue.coming else 0.0
-    tokens = queue.queued_tokens + coming * (queue.tokens_each or 0.0) + share * queue.coming_item_tokens
+    tokens = queue.queued_tokens + coming * (queue.tokens_each or 0.0)
     return Wait(tokens / queue.tokens_per_s, f"{tokens:.0f} tokens wait, {queue.tokens_per_s:.0f} are done in a second")
 
 

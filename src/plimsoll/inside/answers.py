@@ -29,14 +29,23 @@ class GateAnswer(NamedTuple):
         return body, [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *self.headers]
 
 
-def error(status: int, message: str, kind: str, headers: Headers = (), param: str | None = None) -> GateAnswer:
+ERRORS = {
+    400: "BadRequestError", 401: "AuthenticationError", 403: "PermissionDeniedError", 404: "NotFoundError",
+    405: "MethodNotAllowedError", 408: "RequestTimeoutError", 409: "ConflictError", 413: "BadRequestError",
+    500: "InternalServerError", 501: "NotImplementedError", 502: "BadGatewayError", 503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
+}  # fmt: skip
+
+
+def error(status: int, message: str, headers: Headers = (), *, param: str | None = None, kind: str = "") -> GateAnswer:
     """Returns an error in the form of OpenAI's API."""
-    return GateAnswer(status, {"error": {"message": message, "type": kind, "param": param, "code": status}}, headers)
+    body = {"message": message, "type": kind or ERRORS[status], "param": param, "code": status}
+    return GateAnswer(status, {"error": body}, headers)
 
 
 def busy(message: str, retry_after_s: int) -> GateAnswer:
     """Returns a 503: retry later, or elsewhere at once. It closes the connection: a retry goes through the balancer."""
-    return error(503, message, "ServiceUnavailableError", retry_headers(retry_after_s))
+    return error(503, message, retry_headers(retry_after_s))
 
 
 def retry_headers(retry_after_s: int) -> Headers:
@@ -77,32 +86,36 @@ def with_headers(message: Message, extra: Iterable[tuple[bytes, bytes]]) -> Mess
 LARGEST_BODY = 64 * 1024
 
 
-class BadAsk(Exception):
-    """The caller's body is wrong; the message says where."""
+class AskRefused(Exception):
+    """A request to one of our endpoints that is answered with an error; the text says why in one line."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def fields_of(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the object in the body, {} for an empty body. Raises BadAsk for an unknown field: it may be a misspelt bound."""
+    """Returns the object in the body, {} for an empty one. Raises AskRefused for an unknown field."""
     if not body.strip():
         return {}
     try:
         fields = json.loads(body, object_pairs_hook=_object)
     except (ValueError, RecursionError):
-        raise BadAsk("the body is not JSON") from None
+        raise AskRefused("the body is not JSON") from None
     if not isinstance(fields, dict):
-        raise BadAsk("the body is not a JSON object")
+        raise AskRefused("the body is not a JSON object")
     for name in fields:
         if name not in known:
             takes = f"there is: {', '.join(known)}" if known else "it takes none"
-            raise BadAsk(f"there is no field {str(name)[:40]!r}; {takes}")
+            raise AskRefused(f"there is no field {str(name)[:40]!r}; {takes}")
     return fields
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns one JSON object. Raises BadAsk for a name that comes twice: nobody knows which value is meant."""
+    """Returns one JSON object. Raises AskRefused for a name that comes twice: nobody knows which value is meant."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise BadAsk("a field appears twice")
+        raise AskRefused("a field appears twice")
     return fields
 
 
@@ -112,7 +125,7 @@ def number(fields: dict[str, Any], name: str, low: float, high: float, default: 
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise BadAsk(f"{name} is not a number from {low:g} to {high:g}")
+        raise AskRefused(f"{name} is not a number from {low:g} to {high:g}")
     return float(value)
 
 
@@ -122,7 +135,7 @@ def whole(fields: dict[str, Any], name: str, low: int, high: int) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadAsk(f"{name} is not a whole number from {low} to {high}")
+        raise AskRefused(f"{name} is not a whole number from {low} to {high}")
     return value
 
 
@@ -130,7 +143,7 @@ def switch(fields: dict[str, Any], name: str) -> bool:
     """Returns True or False; False where it is not given."""
     value = fields.get(name, False)
     if not isinstance(value, bool):
-        raise BadAsk(f"{name} is neither true nor false")
+        raise AskRefused(f"{name} is neither true nor false")
     return value
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from plimsoll.inside.answers import GateAnswer, error, retry_headers
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.figures import misfit
-from plimsoll.inside.settings import InsideSettings
+from plimsoll.inside.settings import InsideSettings, data_table
 
 if TYPE_CHECKING:
     from plimsoll.inside.shared import Shared
@@ -38,21 +38,9 @@ SCHEMA = "plimsoll.certificate/1"
 LARGEST_FILE = 1 << 20
 LARGEST_NUMBER = 2.0**62  # that a shared page can hold
 MOST_KINDS = 64
+_TABLE = data_table("door")
 # Where vLLM keeps the settings that a table may assume. Other names are the card's or the allocator's: nothing to compare with.
-HOMES = {
-    "max_num_batched_tokens": ("scheduler_config", "max_num_batched_tokens"),
-    "max_num_seqs": ("scheduler_config", "max_num_seqs"),
-    "max_model_len": ("model_config", "max_model_len"),
-    "max_logprobs": ("model_config", "max_logprobs"),
-    "gpu_memory_utilization": ("cache_config", "gpu_memory_utilization"),
-    "block_size": ("cache_config", "block_size"),
-    "tensor_parallel_size": ("parallel_config", "tensor_parallel_size"),
-    "pipeline_parallel_size": ("parallel_config", "pipeline_parallel_size"),
-    "max_loras": ("lora_config", "max_loras"),
-    "max_lora_rank": ("lora_config", "max_lora_rank"),
-    "enforce_eager": ("model_config", "enforce_eager"),
-    "v2_model_runner": ("", "use_v2_model_runner"),  # of the whole config
-}
+HOMES: dict[str, list[str]] = _TABLE["homes"]
 
 
 class BadTable(Exception):
@@ -169,7 +157,8 @@ NEVER, NOT_NOW = "never", "not_now"
 WHYS = (NEVER, NOT_NOW)
 REFUSED, WOULD = "refused", "would"
 # The kinds that one request makes; each has its fields on every API server's page.
-KINDS = ("prompt_logprobs", "logprobs", "penalties", "pictures", "adapter")
+UNITS: dict[str, str] = _TABLE["units"]  # a kind that the certificate counts in another unit is not judged
+KINDS = tuple(UNITS)
 ADD_UP = ("prompt_logprobs", "pictures")  # the requests of one step need these together
 FIELDS = tuple(
     f"door_{kind}_{count}"
@@ -190,8 +179,8 @@ class Refusal(NamedTuple):
     def answer(self, retry_after_s: int) -> GateAnswer:
         """Returns a 400 or 503 in the form of vLLM's own errors."""
         if self.why == NEVER:
-            return error(400, self.message, "BadRequestError", param=PARAMETERS.get(self.kind))
-        return error(503, self.message, "Service Unavailable", retry_headers(retry_after_s)[:1])
+            return error(400, self.message, param=PARAMETERS.get(self.kind))
+        return error(503, self.message, retry_headers(retry_after_s)[:1], kind="Service Unavailable")
 
 
 @dataclass
@@ -230,7 +219,6 @@ class Door:
         self._shared: Shared | None = None
         self.own = dict.fromkeys(FIELDS, 0)  # this server's part; its page shows the same
         self._holds: dict[str, _Hold] = {}
-        self._keys: dict[str, list[str]] = {}  # the keys of each living request's holds
 
     # Setting up
 
@@ -275,10 +263,7 @@ class Door:
         lost = [key for key, hold in self._holds.items() if not any(map(self.is_running, hold.living))] if full else []
         if lost:  # vLLM has them no longer: give back what they hold
             for lost_key in lost:
-                hold = self._holds.pop(lost_key)
-                for living in hold.living:
-                    self._keys.pop(living, None)
-                self._change(hold.units, -1)
+                self._change(self._holds.pop(lost_key).units, -1)
             full = self._take(held, spare)
         if full:
             return self._refuse(NOT_NOW, full, asks[full], costs[full])
@@ -286,7 +271,6 @@ class Door:
             if key in self._holds:
                 self._change(self._holds[key].units, -1)
             self._holds[key] = _Hold(held, copies - 1, {name})
-            self._keys.setdefault(name, []).append(key)
         return None
 
     def join_copy(self, name: str, key: str) -> None:
@@ -294,7 +278,6 @@ class Door:
         if (hold := self._holds.get(key)) is not None:
             hold.to_come -= 1
             hold.living.add(name)
-            self._keys.setdefault(name, []).append(key)
 
     def _take(self, units: Mapping[str, int], spare: float) -> str:
         """Puts units on the account, then looks at the sum: when two servers do so at once, neither sees too little.
@@ -330,17 +313,13 @@ class Door:
 
     def leave(self, name: str) -> None:
         """Notes that a request, or a copy of one, has ended in any way; a second call does nothing."""
-        for key in self._keys.pop(name, ()):
+        for key in [key for key, hold in self._holds.items() if name in hold.living]:
             self._let_go(key, name)
 
     def undo(self, name: str, key: str) -> None:
         """Gives back what a request holds that was admitted here and not taken by vLLM."""
-        keys = self._keys.get(name, [])
-        if key in keys:
-            keys.remove(key)
-            if not keys:
-                del self._keys[name]
-            self.end_whole(key)
+        if (hold := self._holds.get(key)) is not None and name in hold.living:
+            hold.to_come = 0
             self._let_go(key, name)
 
     def end_whole(self, key: str) -> None:
@@ -426,21 +405,6 @@ def install() -> None:
 
 IS_WRAPPED = "plimsoll_door"
 ACCOUNTS = "the door's accounts"
-PROCESSOR = {
-    "add_request": ("self", "request", "prompt", "parent_req", "request_index", "queue"),
-    "_finish_request": ("self", "req_state"),
-    "abort_requests": ("self", "request_ids", "internal"),
-}
-REQUEST_FIELDS = ("request_id", "prompt_token_ids", "prompt_embeds", "mm_features", "sampling_params", "lora_request")
-PARAMS_FIELDS = ("n", "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty")
-# The unit of each kind; a kind that the table counts in another unit is not judged.
-UNITS = {
-    "prompt_logprobs": "prompt tokens",
-    "logprobs": "log-probabilities",
-    "penalties": "sequences",
-    "pictures": "encoder tokens",
-    "adapter": "adapters",
-}
 
 
 def install_into_vllm(door: Door, settings: InsideSettings, modules: Callable[[str], Any] = importlib.import_module) -> bool:
@@ -479,15 +443,13 @@ def _check(client: Any, modules: Callable[[str], Any]) -> None:
     if tuple(inspect.signature(client.__init__).parameters)[:2] != ("self", "vllm_config"):
         raise TypeError("AsyncLLM.__init__")
     processor = modules("vllm.v1.engine.output_processor").OutputProcessor
-    for name, expected in PROCESSOR.items():
-        if tuple(inspect.signature(getattr(processor, name)).parameters) != expected:
+    for name, expected in _TABLE["processor"].items():
+        if list(inspect.signature(getattr(processor, name)).parameters) != expected:
             raise TypeError(f"OutputProcessor.{name}")
-    fields = modules("vllm.v1.engine").EngineCoreRequest.__struct_fields__
-    if missing := [name for name in REQUEST_FIELDS if name not in fields]:
-        raise TypeError(f"EngineCoreRequest has no {missing[0]}")
-    params = modules("vllm.sampling_params").SamplingParams.__struct_fields__
-    if missing := [name for name in PARAMS_FIELDS if name not in params]:
-        raise TypeError(f"SamplingParams has no {missing[0]}")
+    request, params = modules("vllm.v1.engine").EngineCoreRequest, modules("vllm.sampling_params").SamplingParams
+    for title, kind, names in (("EngineCoreRequest", request, "request"), ("SamplingParams", params, "params")):
+        if missing := [name for name in _TABLE[names] if name not in kind.__struct_fields__]:
+            raise TypeError(f"{title} has no {missing[0]}")
 
 
 def set_up(door: Door, client: Any, settings: InsideSettings, version: str) -> bool:

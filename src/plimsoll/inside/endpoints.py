@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import plimsoll
 from plimsoll.inside import admission, places
-from plimsoll.inside.answers import ALLOWED, LARGEST_BODY, OFF, OWN, BadAsk, GateAnswer, error, fields_of, number, switch, whole
+from plimsoll.inside.answers import ALLOWED, LARGEST_BODY, OFF, AskRefused, GateAnswer, error, fields_of, number, switch, whole
 from plimsoll.inside.door import DOOR
 from plimsoll.inside.faults import FAULTS, LOG
-from plimsoll.inside.gate_control import Busy, GateControl
-from plimsoll.inside.knobs import HEADROOM, KNOBS, LONGEST_LEASE_S, MOST_HEADROOM, KnobRefused, NoKnobs
+from plimsoll.inside.gate_control import GateControl
+from plimsoll.inside.knobs import HEADROOM, KNOBS, LONGEST_LEASE_S, MOST_HEADROOM
 from plimsoll.inside.memory import HISTORY_MAX_ENTRIES
 from plimsoll.inside.recorder import RECORDER
 from plimsoll.inside.shared import NS
@@ -54,35 +54,31 @@ async def answer(gate: GateControl, ask: GateRequest, *, only_ready: bool = Fals
     endpoints = [endpoint for endpoint in ENDPOINTS if endpoint.path == ask.path]
     if not endpoints or (only_ready and endpoints[0].needs_token):
         where = "it is served where PLIMSOLL_LISTEN says" if endpoints else f"there is {', '.join(e.path for e in ENDPOINTS)}"
-        return error(404, f"no {ask.path[:80]} here; {where}", "NotFoundError")
+        return error(404, f"no {ask.path[:80]} here; {where}")
     is_look = ask.method in ("GET", "HEAD")
     endpoint = next((one for one in endpoints if one.method == ("GET" if is_look else ask.method)), endpoints[0])
     verdict = gate.tokens.judge(ask.headers) if endpoint.needs_token else ALLOWED
     if verdict == OFF:
-        return error(403, "this endpoint is off: the server was started without PLIMSOLL_TOKEN", "PermissionDeniedError")
+        return error(403, "this endpoint is off: the server was started without PLIMSOLL_TOKEN")
     if verdict != ALLOWED:
         message = "the token is missing or wrong: Authorization: Bearer TOKEN"
-        return error(401, message, "AuthenticationError", ((b"www-authenticate", b"Bearer"),))
+        return error(401, message, ((b"www-authenticate", b"Bearer"),))
     if ask.method != endpoint.method and not (ask.method == "HEAD" and endpoint.method == "GET"):
         takes = ", ".join(one.method for one in endpoints)
-        return error(405, f"{endpoint.path} takes {takes}", "MethodNotAllowedError", ((b"allow", takes.encode()),))
+        return error(405, f"{endpoint.path} takes {takes}", ((b"allow", takes.encode()),))
     if len(ask.body) > LARGEST_BODY:
-        return error(413, f"the body is larger than {LARGEST_BODY} bytes", "BadRequestError")
+        return error(413, f"the body is larger than {LARGEST_BODY} bytes")
     try:
         # A load balancer's probe may send any body.
         fields = fields_of(ask.body, endpoint.fields) if endpoint.needs_token else {}
         return await endpoint.handler(gate, fields)
-    except BadAsk as problem:
-        return error(400, str(problem), "BadRequestError")
-    except (admission.StaleEpoch, Conflict) as problem:
-        return error(409, str(problem), "ConflictError")
+    except AskRefused as problem:
+        return error(problem.status, str(problem))
+    except admission.StaleEpoch as problem:
+        return error(409, str(problem))
     except Exception as problem:
         FAULTS.note(f"answering {endpoint.path}", problem)
-        return error(500, f"a mistake of ours: {type(problem).__name__}", "InternalServerError")
-
-
-class Conflict(Exception):
-    """A request that the server's present state does not allow; the message says why."""
+        return error(500, f"a mistake of ours: {type(problem).__name__}")
 
 
 async def _ready(gate: GateControl, _fields: Fields) -> GateAnswer:
@@ -203,9 +199,7 @@ async def _drain(gate: GateControl, fields: Fields) -> GateAnswer:
         "retry_after_s": whole(fields, "retry_after_s", 0, 3600),
     }
     if not gate.shared.can_drain:
-        return error(
-            501, "there are several API servers and no folder to share the drain in: set PLIMSOLL_DIR", "NotImplementedError"
-        )
+        raise AskRefused("there are several API servers and no folder to share the drain in: set PLIMSOLL_DIR", 501)
     last_admitted = gate.shared.latest("last_admitted_ns") / NS
     return _change_drain(gate, lambda drain: admission.begin(drain, time.monotonic(), last_admitted, **wish))
 
@@ -229,7 +223,7 @@ def _change_drain(gate: GateControl, change: Callable[[admission.Drain], admissi
 async def _shed(gate: GateControl, fields: Fields) -> GateAnswer:
     bound_s = number(fields, "max_wait_s", 0.01, 86_400, gate.settings.shed_wait_s)
     if bound_s is None:
-        raise BadAsk("max_wait_s is missing: the seconds a request may be expected to wait")
+        raise AskRefused("max_wait_s is missing: the seconds a request may be expected to wait")
     lease_s = number(fields, "lease_s", 0.1, 86_400, SHED_LEASE_S)
     assert lease_s is not None
     with gate.shared.common.changing():
@@ -256,22 +250,15 @@ async def _snapshot(gate: GateControl, fields: Fields) -> GateAnswer:
 def _refuse_while(gate: GateControl, *reasons: str) -> None:
     readiness = gate.readiness()
     if readiness.reason in reasons:
-        raise Conflict(f"the engine is {readiness.reason}: {readiness.detail}")
+        raise AskRefused(f"the engine is {readiness.reason}: {readiness.detail}", 409)
 
 
 async def _call(gate: GateControl, method: str, arguments: tuple[Any, ...]) -> GateAnswer:
     _refuse_while(gate, "starting", "dead", "wedged", "asleep")
     workers = gate.figures()
     if not workers or not all(worker["alive"] for worker in workers):
-        return error(
-            501,
-            "no probe answers for the workers: start with --worker-extension-cls plimsoll.inside.Probe",
-            "NotImplementedError",
-        )
-    try:
-        outcome = await gate.calls.call(gate.engine.client, method, arguments)
-    except Busy:
-        raise Conflict("another call into the workers runs; one at a time") from None
+        raise AskRefused("no probe answers for the workers: start with --worker-extension-cls plimsoll.inside.Probe", 501)
+    outcome = await gate.calls.call(gate.engine.client, method, arguments)
     if outcome.get("error"):
         return GateAnswer(502, outcome)
     refused = [worker["refused"] for worker in outcome["workers"] or () if isinstance(worker, dict) and "refused" in worker]
@@ -296,40 +283,28 @@ async def _set_knobs(gate: GateControl, fields: Fields) -> GateAnswer:
             values[knob] = value
     lease_s = number(fields, "lease_s", 0.1, LONGEST_LEASE_S, KNOB_LEASE_S)
     epoch = whole(fields, "epoch", 0, EPOCHS)
-    try:
-        gate.knobs.check_queue(gate.engine.client, values)
-    except KnobRefused as refusal:
-        raise Conflict(str(refusal)) from None
+    gate.knobs.check_queue(gate.engine.client, values)
     return await _knob_call(gate, {"epoch": epoch, "lease_s": lease_s, "values": values})
 
 
 async def _knob_call(gate: GateControl, order: dict[str, Any]) -> GateAnswer:
     """Sends an order to every engine core, which takes it between two of its steps, and returns the answer."""
     _refuse_while(gate, "starting", "dead")
-    try:
-        told = await gate.knobs.call(gate.engine.client, order, KNOB_PATIENCE_S)
-    except NoKnobs as problem:
-        return error(501, str(problem), "NotImplementedError")
-    except TimeoutError as problem:
-        return error(504, str(problem), "GatewayTimeoutError")
-    except ConnectionError as problem:
-        return error(502, str(problem), "BadGatewayError")
-    if "refused" in told:
-        raise Conflict(told["refused"])
+    told = await gate.knobs.call(gate.engine.client, order, KNOB_PATIENCE_S)
     shown = {name: told[name] for name in ("running", "steps", "largest_step", "most_running", "most_needed")}
     return GateAnswer(200, {"schema": "plimsoll.knobs/1", **gate.knobs.words(gate.engine.client, told), "since_order": shown})
 
 
 ENDPOINTS = (
-    Endpoint("GET", f"{OWN}ready", _ready, needs_token=False),
-    Endpoint("GET", f"{OWN}state", _state),
-    Endpoint("GET", f"{OWN}memory", _memory),
-    Endpoint("POST", f"{OWN}drain", _drain, ("epoch", "lease_s", "quiet_s", "bound_s", "refuse", "retry_after_s")),
-    Endpoint("POST", f"{OWN}undrain", _undrain, ("epoch",)),
-    Endpoint("POST", f"{OWN}compact", _compact),
-    Endpoint("POST", f"{OWN}snapshot", _snapshot, ("history",)),
-    Endpoint("POST", f"{OWN}shed", _shed, ("max_wait_s", "lease_s")),
-    Endpoint("POST", f"{OWN}unshed", _unshed),
-    Endpoint("GET", f"{OWN}knobs", _knobs),
-    Endpoint("POST", f"{OWN}knobs", _set_knobs, ("epoch", "lease_s", *KNOBS)),
+    Endpoint("GET", "/plimsoll/ready", _ready, needs_token=False),
+    Endpoint("GET", "/plimsoll/state", _state),
+    Endpoint("GET", "/plimsoll/memory", _memory),
+    Endpoint("POST", "/plimsoll/drain", _drain, ("epoch", "lease_s", "quiet_s", "bound_s", "refuse", "retry_after_s")),
+    Endpoint("POST", "/plimsoll/undrain", _undrain, ("epoch",)),
+    Endpoint("POST", "/plimsoll/compact", _compact),
+    Endpoint("POST", "/plimsoll/snapshot", _snapshot, ("history",)),
+    Endpoint("POST", "/plimsoll/shed", _shed, ("max_wait_s", "lease_s")),
+    Endpoint("POST", "/plimsoll/unshed", _unshed),
+    Endpoint("GET", "/plimsoll/knobs", _knobs),
+    Endpoint("POST", "/plimsoll/knobs", _set_knobs, ("epoch", "lease_s", *KNOBS)),
 )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.inside import admission, places
 from plimsoll.inside.admission import REFUSING, RETRY_AFTER_S, SERVING
-from plimsoll.inside.answers import GateAnswer, Tokens, busy, error, retry_headers
+from plimsoll.inside.answers import AskRefused, GateAnswer, Tokens, busy, error, retry_headers
 from plimsoll.inside.door import DOOR, PASSAGE, Passage
 from plimsoll.inside.engine_view import EngineClientView
 from plimsoll.inside.faults import FAULTS, LOG
@@ -30,10 +30,6 @@ from plimsoll.inside.survive import report
 PATIENCE_S = 20.0  # how long a client waits before the answer that the call still runs
 MOST_SHAPES = 32  # of requests, in one line of the log
 BODY_S = 30.0  # for a request's body while a drain runs, from the later of the request's beginning and the drain's
-
-
-class Busy(Exception):
-    """Another call runs."""
 
 
 class Calls:
@@ -56,9 +52,10 @@ class Calls:
         return self._task is not None and not self._task.done()
 
     async def call(self, client: Any, method: str, arguments: tuple[Any, ...] = ()) -> dict[str, Any]:
-        """Runs a method in every worker; returns the outcome, or that it still runs. Raises Busy while another call runs."""
+        """Runs a method in every worker; returns the outcome, or that it still runs. Raises AskRefused while another runs."""
+        busy = AskRefused("another call into the workers runs; one at a time", 409)
         if self.is_running:
-            raise Busy
+            raise busy
         lock = -1
         if self._lock_path is not None:
             lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -66,7 +63,7 @@ class Calls:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 os.close(lock)
-                raise Busy from None
+                raise busy from None
         self.began = time.monotonic()
         # A local name too: once the task is done another caller may replace `_task` before this one goes on.
         task = self._task = asyncio.get_running_loop().create_task(self._run(client, method, arguments, lock))
@@ -131,8 +128,7 @@ class GateControl:
         self._passages: dict[int, Passage] = {}  # requests on their way
         self._is_death_said = False
         self.bodies: dict[asyncio.Timeout, float] = {}  # that are still coming in, with the time each began
-        self.items = 0  # images, videos and sounds in the requests of the shed layer
-        self.in_layer = 0  # requests that the shed layer let in and that have not ended
+        self.in_layer = 0  # requests of work whose bodies are here, and that have not ended
         self.answering = 0  # those whose answer has begun: the engine may be done while the client reads slowly
         self.is_stopping = False  # vLLM was told to end, and finishes its requests
         self._queue_at_ns = 0
@@ -235,7 +231,7 @@ class GateControl:
         # A balancer or a client may send it to another server.
         message = "this server's engine has died; it had not begun this request, which may be sent to another server"
         headers = (*retry_headers(1), (b"x-plimsoll-reason", b"engine-died-unscheduled"))
-        return error(503, message, "ServiceUnavailableError", headers)
+        return error(503, message, headers)
 
     # Sleep, as seen from the requests that cause it and from the engine's steps
 
@@ -311,10 +307,7 @@ class GateControl:
         own["longest_step_ns"] = round(pulse.longest_step_s * NS)
         own["queued_requests"], tokens = self.engine.queued(pulse.waiting, output_each)
         own["queued_tokens"] = round(tokens)
-        coming = self._coming(count)
-        own["coming"] = coming
-        # It is not known which requests in the layer have the items: the coming ones get their share.
-        own["coming_item_tokens"] = round(self.items * self.settings.item_tokens * coming / max(1, self.in_layer))
+        own["coming"] = self._coming(count)
         own["tokens_per_s_milli"] = round((pulse.full_tokens_per_s(now_ns / NS) or 0.0) * 1000)
         own["tokens_each_milli"] = round((pulse.prompt_tokens.value + output_each) * 1000)
 
@@ -345,7 +338,6 @@ class GateControl:
             queued_tokens=shared.total("queued_tokens") * (min(1.0, (waiting or 0) / counted) if counted else 0.0),
             coming=coming,
             tokens_each=sum(lengths) / len(lengths) / 1000 if lengths else None,
-            coming_item_tokens=shared.total("coming_item_tokens"),
             tokens_per_s=(shared.total("tokens_per_s_milli") / 1000) or None,
         )
 

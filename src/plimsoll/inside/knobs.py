@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from plimsoll.inside import schedule_ring
+from plimsoll.inside.answers import AskRefused
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.figures import NUMBER, read_reports, write_report
 from plimsoll.inside.places import may_hold_core, run_folder
@@ -51,10 +52,6 @@ def strictest(knob: str, *values: float | None) -> float | None:
     if knob == LONG_PREFILL:
         return min((value for value in known if value), default=0 if known else None)
     return (max if knob == HEADROOM else min)(known, default=None)
-
-
-class KnobRefused(Exception):
-    """A refused order; the text says why."""
 
 
 class KnobScheduler(Protocol):
@@ -151,14 +148,14 @@ class Knobs:
                 "largest_step": self._largest_step, "most_running": self._most_running, "most_needed": self._most_needed,
             }  # fmt: skip
             return json.dumps({**self.report(), **live})
-        except KnobRefused as refusal:
+        except AskRefused as refusal:
             return json.dumps({"refused": str(refusal), "epoch": self.epoch})
 
     def _take(self, order: dict[str, Any]) -> None:
         """Replaces the lease by the order's values, all of them or none; an order without values ends it."""
         epoch = self.epoch if order.get("epoch") is None else int(order["epoch"])
         if epoch < self.epoch:
-            raise KnobRefused(f"epoch {epoch} is older than {self.epoch}: another one has taken over")
+            raise AskRefused(f"epoch {epoch} is older than {self.epoch}: another one has taken over")
         values = {knob: self._checked(knob, value) for knob, value in order["values"].items()}
         until = time.monotonic() + min(float(order["lease_s"]), LONGEST_LEASE_S) if values else 0.0
         self.epoch, self.until, self.leased = epoch, until, values
@@ -169,7 +166,7 @@ class Knobs:
 
     def _checked(self, knob: str, value: float) -> float:
         if (why := self._scheduler.why_not.get(knob)) is not None:
-            raise KnobRefused(f"{knob} cannot be turned here: {why}")
+            raise AskRefused(f"{knob} cannot be turned here: {why}", 409)
         if knob in QUEUE_KNOBS:
             return value
         if knob == HEADROOM:
@@ -180,7 +177,7 @@ class Knobs:
             lowest = min(most, self._scheduler.smallest if knob in (MAX_TOKENS, LONG_PREFILL) else 1)
             words = f"from {lowest:.0f} to {most:.0f}, which is what this engine was started with"
         if not lowest <= value <= most:
-            raise KnobRefused(f"{knob}: {words}")
+            raise AskRefused(f"{knob}: {words}")
         return value
 
     # Reporting
@@ -326,10 +323,6 @@ def install_into(module: Any) -> None:
 # In the API server
 
 
-class NoKnobs(Exception):
-    """No engine core takes orders here; the text says why."""
-
-
 class KnobClient:
     """The API server's end of the knobs: sends orders to the engine cores, and keeps the bounds of the queue."""
 
@@ -339,29 +332,29 @@ class KnobClient:
         self._told: dict[str, Any] | None = None  # the newest report where there is no folder
 
     async def call(self, client: Any, order: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
-        """Returns the engine core's answer to an order. Raises NoKnobs where no core takes it, TimeoutError where the answer
-        comes too late, ConnectionError where the engine dies first.
+        """Returns the engine core's answer to an order. Raises AskRefused where there is none, or the core refuses.
 
         After a timeout the call itself goes on: an order that was sent is carried out between the next two steps.
         """
         core = getattr(client, "engine_core", None)
         send = getattr(core, "call_utility_async", None)
         if send is None:
-            raise NoKnobs("this vLLM's engine client has no utility calls")
+            raise AskRefused("this vLLM's engine client has no utility calls", 501)
         if self._folder is not None and not self._reports():
-            raise NoKnobs("the engine core has not reported knobs: is the plugin plimsoll_probe loaded (VLLM_PLUGINS)?")
+            raise AskRefused("the engine core has not reported knobs: is the plugin plimsoll_probe loaded (VLLM_PLUGINS)?", 501)
         task = asyncio.ensure_future(send(CALL, json.dumps(dict(order))))
         done, _ = await asyncio.wait({task}, timeout=patience_s)
         if not done:
             task.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody asks for it any more
-            raise TimeoutError("the engine has made no step meanwhile; an order that was sent is carried out after it")
+            raise AskRefused("the engine has made no step meanwhile; an order that was sent is carried out after it", 504)
         try:
             answer: dict[str, Any] = json.loads(task.result())
         except Exception as problem:  # the engine died, or vLLM ends
-            raise ConnectionError(f"the engine did not take the order: {type(problem).__name__}") from None
-        if "refused" not in answer:
-            self._told = answer
-            self.turn_queue(client)
+            raise AskRefused(f"the engine did not take the order: {type(problem).__name__}", 502) from None
+        if "refused" in answer:
+            raise AskRefused(answer["refused"], 409)
+        self._told = answer
+        self.turn_queue(client)
         return answer
 
     def report(self) -> dict[str, Any] | None:
@@ -388,12 +381,12 @@ class KnobClient:
         return {"epoch": 0 if report is None else report["epoch"], "lease_left_s": round(left_s, 3), "knobs": knobs}
 
     def check_queue(self, client: Any, values: Values) -> None:
-        """Raises KnobRefused for a bound of the queue that cannot be turned, or is looser than the start-up flag."""
+        """Raises AskRefused for a bound of the queue that cannot be turned, or is looser than the start-up flag."""
         for knob, start in self._queue_starts(client).items():
             if knob in values and (why := self._why_not(client, knob)):
-                raise KnobRefused(f"{knob} cannot be turned here: {why}")
+                raise AskRefused(f"{knob} cannot be turned here: {why}", 409)
             if knob in values and start is not None and values[knob] > start:
-                raise KnobRefused(f"{knob}: from 1 to {start}, which is what this server was started with")
+                raise AskRefused(f"{knob}: from 1 to {start}, which is what this server was started with", 409)
 
     def turn_queue(self, client: Any) -> None:
         """Turns this API server's own bounds; called with each order and once a second."""

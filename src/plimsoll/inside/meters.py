@@ -6,18 +6,19 @@ server, and each sets its own part of the figures that add up.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
-import time
+import operator
 from typing import Any, NamedTuple
 
-from plimsoll.inside.admission import LEAVING, REASONS, REFUSING, expected_wait
+from plimsoll.inside.admission import LEAVING, REASONS, REFUSING
 from plimsoll.inside.door import DOOR, KINDS, WHYS
+from plimsoll.inside.endpoints import state_of
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.recorder import RECORDER
 from plimsoll.inside.settings import data_table
-from plimsoll.inside.shared import NS
 
 PHASES = {LEAVING: 1, REFUSING: 2}
 _TOTALS: dict[tuple[str, ...], float] = {}  # the counters' present totals: one table for each process, like their registry
@@ -32,10 +33,11 @@ class Meter(NamedTuple):
     labels: tuple[str, ...] = ()
     adds_up: bool = False  # each API server has its own part
     figure: str = ""  # the worker's figure that it shows, by its name in figures.py
+    state: str = ""  # what it shows of the whole server, by its place in /plimsoll/state
 
 
 METERS = tuple(Meter(**{**row, "labels": tuple(row.get("labels", ()))}) for row in data_table("meters"))
-OF_WORKERS = tuple(meter for meter in METERS if meter.figure)
+OF_WORKERS, OF_SERVERS = (tuple(meter for meter in METERS if getattr(meter, of)) for of in ("figure", "state"))
 
 
 class Meters:
@@ -72,28 +74,14 @@ class Meters:
                     self._refresh_worker(worker)
 
     def _refresh_whole(self) -> None:
-        gate, now = self._gate, time.monotonic()
-        readiness, survive, knobs = gate.readiness(), gate.survive(), gate.knobs.words(gate.engine.client)
-        self._set("plimsoll_ready", readiness.is_ready)
+        state = state_of(self._gate)
+        for meter in OF_SERVERS:
+            self._show(meter, state, meter.state)
         for reason in REASONS:
-            self._set("plimsoll_not_ready", reason == readiness.reason, reason)
-        self._set("plimsoll_drain_phase", PHASES.get(gate.phase(), 0))
-        self._set("plimsoll_drain_lease_seconds", max(0.0, gate.shared.drain().until - now))
-        last_ns = gate.shared.latest("last_step_ns")
-        self._set("plimsoll_engine_last_step_age_seconds", now - last_ns / NS if last_ns else None)
-        self._set("plimsoll_engine_wedged", gate.is_wedged())
-        self._set("plimsoll_expected_wait_seconds", expected_wait(gate.queue()).seconds)
-        self._set("plimsoll_door_spare_bytes", None if DOOR.certificate is None else DOOR.certificate.spare_bytes)
-        self._set("plimsoll_survive_armed", survive["armed"] is True)
-        for key in ("contained", "aborted", "recomputed_tokens"):
-            self._count(f"plimsoll_survive_{key}", survive[key])
-        self._count("plimsoll_survive_stalled_seconds", survive["stalled_s"])
-        self._set("plimsoll_survive_tokens_per_step", survive["tokens_per_step"]["now"])
-        self._set("plimsoll_survive_tokens_per_step_start", survive["tokens_per_step"]["start"])
-        self._set("plimsoll_survive_limping", survive["limping"])
-        self._set("plimsoll_survive_storm", survive["storm"])
-        self._set("plimsoll_knobs_lease_seconds", knobs["lease_left_s"])
-        for knob, row in knobs["knobs"].items():
+            self._set("plimsoll_not_ready", reason == state["reason"], reason)
+        self._set("plimsoll_survive_armed", state["survive"]["armed"] is True)
+        self._set("plimsoll_drain_phase", PHASES.get(state["drain"]["phase"], 0))
+        for knob, row in state["knobs"]["knobs"].items():
             for source in ("start", "containment", "lease", "in_force"):
                 self._set("plimsoll_knob", row[source], knob, source)
 
@@ -102,9 +90,12 @@ class Meters:
         self._set("plimsoll_figures_age_seconds", worker["age_s"], *labels)
         for meter in OF_WORKERS:
             part, _, key = meter.figure.partition(".")
-            value = (worker.get(part) or {}).get(key)
-            if value is not None:
-                (self._count if meter.kind == "counter" else self._set)(meter.name, value, *labels)
+            if (worker.get(part) or {}).get(key) is not None:
+                self._show(meter, worker, meter.figure, *labels)
+
+    def _show(self, meter: Meter, figures: Any, path: str, *labels: str) -> None:
+        value = functools.reduce(operator.getitem, path.split("."), figures)
+        (self._count if meter.kind == "counter" else self._set)(meter.name, value, *labels)
 
     def _set(self, name: str, value: float | None, *labels: str) -> None:
         """Sets a gauge; None (unknown) becomes NaN."""

@@ -126,16 +126,17 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
+# Pages, locks, rings and reports: KIND-PID-START, with a dot before it while it is being written.
+_FILE = re.compile(r"\.?(?:gate|api|call|ring|worker|core|knobs)-(\d+)-(\d+)(?:-\d+)*(?:\..*)?", re.ASCII | re.DOTALL)
+
+
 def sweep(folder: str) -> None:
-    """Removes the pages, locks, salts and rings of processes that are gone; each is named after its process and its start."""
+    """Removes the files of processes that are gone, also half-written ones; each is named after its process and its start."""
     names: list[str] = []
     with FAULTS.noting("sweeping the shared folder"):
         names = os.listdir(folder)  # noqa: PTH208
     for name in names:
-        named = re.fullmatch(r"(?:gate|api|call|salt|ring)-(\d+)-(\d+)(?:-\d+)*(?:\..*)?", name, re.ASCII | re.DOTALL)
-        if named is None:
-            continue
-        key, started = int(named[1]), int(named[2])
-        if not is_same_process(key, started):
+        named = _FILE.fullmatch(name)
+        if named is not None and not is_same_process(int(named[1]), int(named[2])):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(folder, name))  # noqa: PTH108, PTH118

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from plimsoll.inside import places
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.settings import InsideSettings
 
@@ -53,35 +52,6 @@ def iter_hashes(
             running.update(b"\1" + left.pop(0)[1].encode("utf-8", "replace") + b"\0")
         running.update(packed[begin : begin + step])
         yield running.copy().hexdigest()
-
-
-def shared_salt(wanted: str, folder: str | None, key: int) -> bytes:
-    """Returns the salt of all API servers of one vLLM server: the one that was set, or a random one shared through a file.
-
-    Without a folder to share it in, it is random for this process: then hashes agree within one recording only.
-    """
-    if wanted:
-        return wanted.encode("utf-8", "replace")
-    fresh = os.urandom(SALT_BYTES)
-    if folder is None:
-        return fresh
-    path = os.path.join(folder, f"salt-{key}-{places.start_ticks(key)}")  # noqa: PTH118
-    own, salt = f"{path}.{os.getpid()}", fresh
-    try:
-        places.sweep(folder)
-        with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-            file.write(fresh)
-        # The first process writes the file, whole or not at all; all others read it.
-        try:
-            os.link(own, path)
-        except FileExistsError:
-            with open(path, "rb") as file:  # noqa: PTH123
-                salt = file.read(SALT_BYTES)
-        finally:
-            os.unlink(own)  # noqa: PTH108
-    except OSError as error:
-        FAULTS.note("sharing the salt", error)
-    return salt if len(salt) == SALT_BYTES else fresh
 
 
 # Only files with a name like ours are ever removed. A line is in a file whole or not at all: one that a full disk cuts off is
@@ -328,6 +298,7 @@ class Recorder:
         self._settings = settings
         self.is_on = bool(settings.record_folder)
         self.wants_prefixes = self.is_on and settings.record_prefixes
+        self._salt = settings.record_salt.encode("utf-8", "replace") or os.urandom(SALT_BYTES)
         self.written = 0
         self.dropped = 0
         self._begin()
@@ -343,7 +314,6 @@ class Recorder:
         self._wake = threading.Event()
         self._is_over = False
         self._files: RecordFiles | None = None
-        self._salt = b""
 
     def note_finished(self, request: Finished) -> None:
         """Takes one finished request; quick, and it never waits."""
@@ -428,9 +398,6 @@ class Recorder:
             return b""
 
     def _hashes(self, seen: Seen, ids: Sequence[int]) -> list[str]:
-        if not self._salt:
-            chosen = self._settings
-            self._salt = shared_salt(chosen.record_salt, places.run_folder(chosen.folder), places.server_key())
         digests: list[str] = []
         hashes = iter_hashes(ids, self._salt, BLOCK_TOKENS, seen.seed, seen.marks)
         while turn := list(islice(hashes, HASHES_A_TURN)):

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from plimsoll.inside import memory
 from plimsoll.inside.faults import FAULTS, LOG
-from plimsoll.inside.figures import PLAIN_KEYS, empty_figures, remove_dead, write_whole
+from plimsoll.inside.figures import PLAIN_KEYS, empty_figures, write_whole
 from plimsoll.inside.memory import Torch, Walk
-from plimsoll.inside.places import ancestors, run_folder, start_ticks
+from plimsoll.inside.places import ancestors, run_folder, start_ticks, sweep
 from plimsoll.inside.settings import InsideSettings
 
 # The budget's names have changed with vLLM. Up to 0.26 the worker keeps `non_torch_memory`, and `peak_activation_memory` is the
@@ -258,9 +258,8 @@ class Sampler:
         self._wake.set()
 
     def _run(self) -> None:
-        with FAULTS.noting("removing figures of dead workers"):
-            if self.folder is not None:
-                remove_dead(self.folder)
+        if self.folder is not None:
+            sweep(self.folder)
         while not self._stop:
             worker = self._worker()
             if worker is None:
@@ -277,7 +276,7 @@ class Sampler:
             self.figures = self.gather(worker, time.monotonic())
             try:
                 if self.folder is not None:
-                    write_whole(self.folder, f"worker-{self._pid}", self.figures)
+                    write_whole(self.folder, f"worker-{self._pid}-{self._started}", self.figures)
             except FileNotFoundError:  # somebody removed the folder
                 self.folder = run_folder(self.settings.folder)
         self._samples += 1

@@ -53,7 +53,6 @@ class InsideSettings:
         self.record_prefixes = self.text("PLIMSOLL_RECORD_PREFIXES") == "1"
         self.record_salt = self.text("PLIMSOLL_RECORD_SALT")
         self.shed_wait_s = self.number("PLIMSOLL_SHED_WAIT_S", low=0.01, high=86_400) or None
-        self.item_tokens = int(self.number("PLIMSOLL_SHED_ITEM_TOKENS", low=0, high=10_000_000))
         self.failover = self.text("PLIMSOLL_FAILOVER") != "0"
         self.admit = self.choice("PLIMSOLL_ADMIT", ("certified", "shadow"))
         self.certificate = self.text("PLIMSOLL_CERTIFICATE")

@@ -22,9 +22,8 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import is_same_process, start_ticks, sweep
 
 # A number is read and written in one aligned store, so a reader never sees half of one. Numbers that belong together change
-# under `SharedPage.changing()`: a lock between processes, and a sequence number that shows a reader a change in progress.
+# and are read under a lock between processes.
 
-TRIES = 20  # reads in a row before the reader makes way for the writer
 # A writer needs microseconds, but may have lost its turn on the processor. A reader waits no longer than this, and then takes
 # the values from before the change.
 LONGEST_WAIT_S = 0.02
@@ -40,7 +39,7 @@ class SharedPage:
         self.path = path
         self._is_changing = False
         self._whole: dict[Sequence[str], list[int]] = {}  # the last consistent values of each group of names
-        self._index = {name: place for place, name in enumerate(("sequence", *fields))}
+        self._index = {name: place for place, name in enumerate(fields)}
         size = 8 * len(self._index)
         if path is None:
             self._file = -1
@@ -65,52 +64,39 @@ class SharedPage:
 
     def together(self, names: tuple[str, ...]) -> list[int]:
         """Returns several numbers as they were at one moment: now, or before a change that does not end."""
-        places = [self._index[name] for name in names]
-        end = 0.0
-        while True:
-            for _ in range(TRIES):
-                before = self._numbers[0]
-                values = [self._numbers[place] for place in places]
-                if before % 2 == 0 and self._numbers[0] == before:
-                    self._whole[names] = values
-                    return values
-            end = end or time.monotonic() + LONGEST_WAIT_S
-            if self._file < 0 or self._is_changing:
-                return values
-            if time.monotonic() > end:
-                return self._whole.get(names, [0] * len(names))
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                time.sleep(0.0002)
-                continue
-            # No writer holds the lock; one that was killed under it has left an odd sequence number.
-            values = [self._numbers[place] for place in places]
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-            self._whole[names] = values
-            return values
+        if self._is_changing or self._locked(fcntl.LOCK_SH, LONGEST_WAIT_S):
+            self._whole[names] = [self[name] for name in names]
+            if not self._is_changing:
+                self._unlock()
+        return self._whole.get(names, [0] * len(names))
 
     @contextlib.contextmanager
     def changing(self, patience_s: float = LONGEST_LOCK_WAIT_S) -> Iterator[None]:
         """Holds the page's lock during the block; readers wait for its end. Raises TimeoutError if another keeps the lock."""
+        if not self._locked(fcntl.LOCK_EX, patience_s):
+            raise TimeoutError("another process does not let go of the page")
+        self._is_changing = True
+        try:
+            yield
+        finally:
+            self._is_changing = False
+            self._unlock()
+
+    def _locked(self, how: int, patience_s: float) -> bool:
         end = time.monotonic() + patience_s
         while self._file >= 0:
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._file, how | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    raise TimeoutError("another process does not let go of the page") from None
+                    return False
             time.sleep(0.0002)
-        try:
-            self._is_changing = True
-            self._numbers[0] |= 1
-            yield
-        finally:
-            self._numbers[0] = (self._numbers[0] | 1) + 1
-            self._is_changing = False
-            if self._file >= 0:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+        return True
+
+    def _unlock(self) -> None:
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         self._numbers.release()
@@ -149,7 +135,7 @@ OWN = (
     "pid", "started", "beat_ns", "in_flight", "begun", "refused_drain", "refused_shed", "refused_dead", "last_admitted_ns",
     "background", "engine_requests", "running", "waiting", "steps", "last_step_ns",
     "figures_ns", "longest_step_ns",
-    "queued_requests", "queued_tokens", "coming", "coming_item_tokens", "tokens_per_s_milli", "tokens_each_milli", "is_fed",
+    "queued_requests", "queued_tokens", "coming", "tokens_per_s_milli", "tokens_each_milli", "is_fed",
     "ended_seen",  # requests that had ended when `background` and `engine_requests` were last counted
     *DOOR,
 )  # fmt: skip

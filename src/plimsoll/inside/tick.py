@@ -162,11 +162,11 @@ class OwnPort:
                 connection, ask = h11.Connection(h11.SERVER), None
                 try:
                     ask = await asyncio.wait_for(_read(h11, connection, reader), self._patience_s)
-                    reply = error(413, "the body is too large", "BadRequestError")
+                    reply = error(413, "the body is too large")
                     if ask is not None:
                         reply = await answer(self._gate, ask)
                 except h11.RemoteProtocolError:
-                    reply = error(400, "this is not HTTP", "BadRequestError")
+                    reply = error(400, "this is not HTTP")
                 await _write(h11, connection, writer, reply, is_head=ask is not None and ask.method == "HEAD")
         finally:
             self._clients -= 1
