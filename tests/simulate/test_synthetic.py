@@ -16,7 +16,7 @@ from plimsoll.simulate.trace import Trace
 from plimsoll.simulate.traffic import Synthetic, generate, parse_synthetic
 from tests.each import each
 
-CHAT = Synthetic(requests=4000, families=3, family_tokens=100, turns=4, prefix_block=16, priorities=3, prompt_max=4096)
+CHAT = Synthetic(requests=4000, families=3, family_tokens=100, turns=4, block=16, priorities=3, prompt_max=4096)
 
 
 def digest(trace: Trace) -> str:
@@ -31,14 +31,14 @@ def test_the_same_seed_is_the_same_trace() -> None:
     for spec, made_once in ((Synthetic(), "4784f5aef68f9f70"), (bursty, "5baf237ca7d38f5c"), (CHAT, digest(generate(CHAT)))):
         assert digest(generate(spec)) == made_once
         assert digest(generate(spec._replace(seed=spec.seed + 1))) != made_once
-    one, other = generate(Synthetic(seed=5)), generate(Synthetic(seed=5, output_mean=30, priorities=4))
+    one, other = generate(Synthetic(seed=5)), generate(Synthetic(seed=5, output=30, priorities=4))
     assert (one.arrival_ns.tolist(), one.prompt.tolist()) == (other.arrival_ns.tolist(), other.prompt.tolist())
     assert one.output.mean() > other.output.mean()
 
 
 def test_means_and_bounds_are_as_asked() -> None:
     """Rate, lengths and limits within what chance allows; no ids where nothing is shared."""
-    spec = Synthetic(requests=50_000, rate_per_s=40, prompt_mean=800, prompt_sigma=0.5, output_mean=100, output_sigma=0.5)
+    spec = Synthetic(requests=50_000, rate=40, prompt=800, prompt_sigma=0.5, output=100, output_sigma=0.5)
     trace = generate(spec)
     assert trace.arrival_ns[0] == 0
     assert trace.arrival_ns[-1] / 1e9 == pytest.approx(1250, rel=0.03)
@@ -46,7 +46,7 @@ def test_means_and_bounds_are_as_asked() -> None:
     assert trace.output.mean() == pytest.approx(100, rel=0.02)
     assert (trace.prompt.max() <= spec.prompt_max, trace.output.min() >= 1) == (True, True)
     assert not trace.shares_content
-    alike = generate(Synthetic(requests=10, prompt_sigma=0, output_sigma=0, arrivals="constant", rate_per_s=4))
+    alike = generate(Synthetic(requests=10, prompt_sigma=0, output_sigma=0, arrivals="constant", rate=4))
     assert (set(alike.prompt.tolist()), set(alike.output.tolist())) == ({1000}, {250})
     assert set(np.diff(alike.arrival_ns).tolist()) == {250_000_000}
     assert generate(Synthetic(requests=10, arrivals="at-once")).arrival_ns.max() == 0
@@ -54,7 +54,7 @@ def test_means_and_bounds_are_as_asked() -> None:
 
 def test_families_share_whole_blocks_of_their_beginning() -> None:
     """Each request begins with one of the shared beginnings, and with nothing else that another has."""
-    trace = generate(Synthetic(requests=500, families=3, family_tokens=100, prefix_block=16, prompt_max=2000))
+    trace = generate(Synthetic(requests=500, families=3, family_tokens=100, block=16, prompt_max=2000))
     assert trace.prompt.min() > 100
     beginnings = {tuple(trace.ids_of(i)[:6].tolist()) for i in range(trace.size)}
     assert len(beginnings) == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,63 +36,50 @@ _PROMPT, _OUTPUT, _FAMILY, _THINK, _PRIORITY = range(1, 6)
 
 
 class Synthetic(NamedTuple):
-    """A specification of traffic. Lengths are lognormal: a mean, and the sigma of the logarithm (0: all alike)."""
+    """A specification of traffic, by its keys. Lengths are lognormal: a mean, and the sigma of the logarithm (0: all alike)."""
 
     requests: int = 1000
-    rate_per_s: float = 10.0  # Requests of all turns together, on average
+    rate: float = 10.0  # Requests of all turns together in a second, on average
     arrivals: str = "poisson"
     burstiness: float = 0.25
-    prompt_mean: float = 1000.0  # Of a request's own text: without the shared beginning and the earlier turns
+    prompt: float = 1000.0  # Of a request's own text: without the shared beginning and the earlier turns
     prompt_sigma: float = 1.0
-    output_mean: float = 250.0
+    output: float = 250.0
     output_sigma: float = 0.8
     prompt_max: int = 8192
     output_max: int = 2048
     families: int = 0  # Shared beginnings; each conversation has one of them
     family_tokens: int = 512  # Length of a shared beginning; the part that does not fill a block is not shared
     turns: int = 1  # Requests of a conversation: each repeats all before it. One that outgrows `prompt_max` starts anew.
-    think_s: float = 10.0  # Mean time between two turns
-    prefix_block: int = 16
+    think: float = 10.0  # Mean seconds between two turns
+    block: int = 16  # Tokens that a prefix id covers
     priorities: int = 1  # Requests are spread over priorities 0 to this, less one
     seed: int = 0
 
 
-# Key, field, type, and the least and the most it may be; `arrivals` is a word.
-_KEYS: dict[str, tuple[str, Callable[[str], int | float | str], float, float]] = {
-    "requests": ("requests", int, 1, REQUESTS_MAX),
-    "rate": ("rate_per_s", float, 1e-9, 1e9),
-    "arrivals": ("arrivals", str, 0, 0),
-    "burstiness": ("burstiness", float, 0.001, 1000),
-    "prompt": ("prompt_mean", float, 1, TOKENS_MAX),
-    "prompt_sigma": ("prompt_sigma", float, 0, 10),
-    "prompt_max": ("prompt_max", int, 1, TOKENS_MAX),
-    "output": ("output_mean", float, 1, TOKENS_MAX),
-    "output_sigma": ("output_sigma", float, 0, 10),
-    "output_max": ("output_max", int, 1, TOKENS_MAX),
-    "families": ("families", int, 0, 1_000_000),
-    "family_tokens": ("family_tokens", int, 0, TOKENS_MAX),
-    "turns": ("turns", int, 1, 10_000),
-    "think": ("think_s", float, 0, 1e7),
-    "block": ("prefix_block", int, 1, 1 << 20),
-    "priorities": ("priorities", int, 1, 1000),
-    "seed": ("seed", int, 0, (1 << 63) - 1),
-}
+# The least and the most that each number may be.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "requests": (1, REQUESTS_MAX), "rate": (1e-9, 1e9), "burstiness": (0.001, 1000), "prompt": (1, TOKENS_MAX),
+    "prompt_sigma": (0, 10), "prompt_max": (1, TOKENS_MAX), "output": (1, TOKENS_MAX), "output_sigma": (0, 10),
+    "output_max": (1, TOKENS_MAX), "families": (0, 1_000_000), "family_tokens": (0, TOKENS_MAX), "turns": (1, 10_000),
+    "think": (0, 1e7), "block": (1, 1 << 20), "priorities": (1, 1000), "seed": (0, (1 << 63) - 1),
+}  # fmt: skip
 
 
 def parse_synthetic(text: str) -> Synthetic:
     """The specification in `synthetic:key=value,...`; keys left out keep their defaults."""
-    values: dict[str, int | float | str] = {}
+    defaults, values = Synthetic()._asdict(), dict[str, int | float | str]()
     for part in text.removeprefix(SCHEME).split(","):
         if not part.strip():
             continue
         key, equals, said = (piece.strip() for piece in part.partition("="))
-        if key not in _KEYS or not equals:
-            raise BadInput(f"{SCHEME} {key[:40]!r} is not one of {', '.join(_KEYS)} (as key=value)")
-        name, read, _, _ = _KEYS[key]
-        if name in values:
+        if key not in defaults or not equals:
+            raise BadInput(f"{SCHEME} {key[:40]!r} is not one of {', '.join(defaults)} (as key=value)")
+        if key in values:
             raise BadInput(f"{SCHEME} {key} is given twice")
+        read = type(defaults[key])
         try:
-            values[name] = read(said)
+            values[key] = read(said)
         except ValueError:
             raise BadInput(f"{SCHEME} {key}={said[:40]!r} is not a {'whole number' if read is int else 'number'}") from None
     spec = Synthetic(**values)  # type: ignore[arg-type]
@@ -101,8 +88,8 @@ def parse_synthetic(text: str) -> Synthetic:
 
 
 def _check(spec: Synthetic) -> None:
-    for key, (name, read, least, most) in _KEYS.items():
-        if read is not str and not least <= getattr(spec, name) <= most:
+    for key, (least, most) in _BOUNDS.items():
+        if not least <= getattr(spec, key) <= most:
             raise BadInput(f"{SCHEME} {key} must lie between {least:g} and {most:g}")
     if spec.arrivals not in PROCESSES:
         raise BadInput(f"{SCHEME} arrivals is one of {', '.join(PROCESSES)}, not {spec.arrivals[:40]!r}")
@@ -115,8 +102,8 @@ def generate(spec: Synthetic) -> Trace:
     _check(spec)
     conversation, turn = np.divmod(np.arange(spec.requests, dtype=np.int64), spec.turns)
     arrival = _arrivals(spec, conversation, turn)
-    said = _lengths(_dice(spec, _PROMPT), spec.requests, spec.prompt_mean, spec.prompt_sigma, spec.prompt_max)
-    output = _lengths(_dice(spec, _OUTPUT), spec.requests, spec.output_mean, spec.output_sigma, spec.output_max)
+    said = _lengths(_dice(spec, _PROMPT), spec.requests, spec.prompt, spec.prompt_sigma, spec.prompt_max)
+    output = _lengths(_dice(spec, _OUTPUT), spec.requests, spec.output, spec.output_sigma, spec.output_max)
     # A turn repeats all before it, and continues the thread's text unless it would outgrow `prompt_max`.
     prompt = np.minimum((spec.family_tokens if spec.families else 0) + said, spec.prompt_max)
     thread = np.arange(spec.requests, dtype=np.int64)
@@ -131,18 +118,18 @@ def generate(spec: Synthetic) -> Trace:
     arrival = arrival[order]
     trace = Trace(
         "synthetic", arrival - arrival[0], prompt[order], output[order], priority[order],
-        np.zeros(0, dtype=np.int64), np.zeros(spec.requests + 1, dtype=np.int64), spec.prefix_block,
+        np.zeros(0, dtype=np.int64), np.zeros(spec.requests + 1, dtype=np.int64), spec.block,
     )  # fmt: skip
     if not spec.families and spec.turns == 1:
         return trace
     # Blocks of the shared beginning have the family's number, the others the thread's.
     conversation, thread = conversation[order], thread[order]
-    blocks = blocks_of(trace.prompt, spec.prefix_block)
+    blocks = blocks_of(trace.prompt, spec.block)
     if blocks.sum() > IDS_MAX:
-        raise TooLarge(f"{SCHEME} more than {IDS_MAX} prefix ids; take a larger block than {spec.prefix_block}")
+        raise TooLarge(f"{SCHEME} more than {IDS_MAX} prefix ids; take a larger block than {spec.block}")
     shared, family = np.zeros_like(blocks), np.zeros_like(blocks)
     if spec.families:
-        shared = np.minimum(blocks, spec.family_tokens // spec.prefix_block)
+        shared = np.minimum(blocks, spec.family_tokens // spec.block)
         family = _dice(spec, _FAMILY).integers(0, spec.families, int(conversation.max()) + 1, dtype=np.int64)[conversation]
     numbers = np.stack([family, thread + spec.families], axis=1).ravel()
     ids = np.repeat(numbers, np.stack([shared, blocks - shared], axis=1).ravel())
@@ -161,11 +148,11 @@ def _lengths(dice: np.random.Generator, count: int, mean: float, sigma: float, m
 def _arrivals(spec: Synthetic, conversation: Integers, turn: Integers) -> Integers:
     """Conversations begin by the process; each later turn comes after a think time."""
     count = int(conversation[-1]) + 1
-    process = Arrivals(spec.arrivals, spec.rate_per_s / spec.turns, spec.seed, spec.burstiness)
+    process = Arrivals(spec.arrivals, spec.rate / spec.turns, spec.seed, spec.burstiness)
     begin = arrival_times(process, count)[conversation]
     if spec.turns == 1:
         return begin
-    think = np.rint(_dice(spec, _THINK).standard_exponential(spec.requests) * (spec.think_s * 1e9)).astype(np.int64)
+    think = np.rint(_dice(spec, _THINK).standard_exponential(spec.requests) * (spec.think * 1e9)).astype(np.int64)
     think[turn == 0] = 0
     passed = np.cumsum(think)
     arrival: Integers = begin + passed - passed[turn == 0][conversation]
