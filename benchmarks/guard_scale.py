@@ -191,9 +191,8 @@ def standin() -> None:
     """Against stand-ins."""
     measured(
         lambda count: [
-            sys.executable, "-m", "plimsoll", "standin", "--disable-uvicorn-access-log",
-            *(["--fleet", str(count), "--port-range", f"{FIRST_PORT}-{FIRST_PORT + count - 1}"] if count > 1 else
-              ["--port", str(FIRST_PORT)]),
+            sys.executable, "-m", "plimsoll", "standin", "--disable-uvicorn-access-log", "--fleet", str(count),
+            "--port", str(FIRST_PORT),
         ], "stand-ins",
     )  # fmt: skip
 

@@ -88,8 +88,8 @@ class World:
         """So many in one process, without gates."""
         self._others.append(
             subprocess.Popen(
-                [sys.executable, "-m", "plimsoll", "standin", "--fleet", str(count), "--port-range",
-                 f"{first_port}-{first_port + count - 1}", "--speed", "0.05", "--fault", "preemption-storm=3"],
+                [sys.executable, "-m", "plimsoll", "standin", "--fleet", str(count), "--port",
+                 str(first_port), "--speed", "0.05", "--fault", "preemption-storm=3"],
                 env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )
         )  # fmt: skip

@@ -25,7 +25,6 @@ from plimsoll.tune.grid import Axes, Point
 from plimsoll.tune.search import Trial
 from plimsoll.tune.space import FLAGS, Candidate, value_text
 from plimsoll.tune.verdict import (
-    folklore,
     headline,
     is_tie,
     label,
@@ -343,7 +342,6 @@ def as_json(report: TuneReport) -> str:
         "is_tie": is_tie(tuning),
         "is_steady": None if tuning.doubt is None else tuning.doubt.steady,
         "measure": measurement(tuning) or None,
-        "folklore": folklore(tuning),
         "capacity": capacity_json(report.capacity),
         "cost": {
             "candidates": found.candidates if found is not None else len(tuning.refused),
@@ -375,7 +373,6 @@ def sentences(report: TuneReport) -> list[str]:
     said += [second] if (second := runner_up_sentence(tuning)) else []
     if tuning.found is not None:
         said.append(f"Margin: {margin(tuning)}")
-    said += [f'"{one.said}": {one.here} here; {one.because}.' for one in folklore(tuning)]
     if between := ranges(tuning):
         said.append(f"The step times are not fitted, so take this as a range: {', '.join(between)}.")
     said += [measurement(tuning)] if measurement(tuning) else []

@@ -118,16 +118,6 @@ def _within(text: str, name: str, most: float, *, above_0: bool) -> float:
 _start_seconds, _speed = partial(_within, most=86_400, above_0=False), partial(_within, most=1e6, above_0=True)
 
 
-def _ports(text: str, name: str) -> tuple[int, int]:
-    begin, dash, end = text.partition("-")
-    if not dash:
-        raise BadInput(f"{name} {text[:40]!r} is not a range such as 9000-9499")
-    first, last = whole(begin, name, 1, 65535), whole(end, name, 1, 65535)
-    if last < first:
-        raise BadInput(f"{name} {text[:40]!r} ends before it begins")
-    return first, last
-
-
 @dataclass(frozen=True, kw_only=True)
 class StandinCommandOptions(StepOptions, ServerOptions):
     """The options of `plimsoll standin`."""
@@ -144,5 +134,4 @@ class StandinCommandOptions(StepOptions, ServerOptions):
         may_repeat=True,
         default=(),
     )
-    fleet: int | None = option("N", "so many servers in this process, each on a port of its own", read=_servers)
-    port_range: tuple[int, int] | None = option("A-B", "their ports; default: from --port on", read=_ports)
+    fleet: int | None = option("N", "so many servers in this process, on the ports from --port on", read=_servers)

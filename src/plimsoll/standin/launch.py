@@ -187,14 +187,9 @@ def _line(launch: Launch, release: str) -> CommandLine:
 
 
 def _fleet(server: Launchable, options: StandinCommandOptions) -> tuple[Launchable, ...]:
-    if options.fleet is None and options.port_range is None:
-        return (server,)
-    first, last = options.port_range or (server.options.port, 65535)
-    count = options.fleet or last - first + 1
-    if first + count - 1 > last:
-        raise BadInput(f"{count} servers need {count} ports; from {first} to {last} there are {last - first + 1}")
-    if first == 0 and count > 1:
-        raise BadInput("--port 0 takes any free port, which a fleet cannot: give --port-range")
+    count, first = options.fleet or 1, server.options.port
+    if count > 1 and not 0 < first <= 65536 - count:
+        raise BadInput(f"{count} servers need {count} ports, and from --port {first} on there are not so many")
     fleet = []
     for place in range(count):  # each with its own seed, so its own answers
         places = replace(server.options, port=first + place)

@@ -1,12 +1,11 @@
-"""The answer in sentences: the setting, the reasons, the gain, how sure it is, and the habits it contradicts."""
+"""The answer in sentences: the setting, the reasons, the gain, and how sure it is."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from plimsoll.simulate.summary import POOR_GUIDE, ROUGH_GUIDE
-from plimsoll.tune.answer import Tuning, curve, runner_up
+from plimsoll.tune.answer import Tuning, runner_up
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import TIE, Trial
 from plimsoll.tune.space import FLAGS, is_taken, value_text
@@ -14,19 +13,10 @@ from plimsoll.units import format_count, format_gib
 
 RECOMMENDATION = "recommendation"
 WORTH_A_WORD = 0.01
-CLEARLY = 0.02
 FULL = 0.99
 NEARLY_ALL = 0.995
 MANY_TIMES = 9.95
 BEYOND = 1.25  # Factor on the requests at once that were measured: beyond it step times are guessed from smaller steps
-
-
-class Folklore(NamedTuple):
-    """A habit, and this traffic's verdict on it."""
-
-    said: str
-    here: str  # wrong, right, or makes no difference
-    because: str
 
 
 def label(tuning: Tuning) -> str:
@@ -231,28 +221,6 @@ def margin(tuning: Tuning) -> str:
         what = "requests a second" if tuning.traffic.slo.is_empty else "requests a second as promised"
         said += f"; if the cache turns out as small as plan thinks possible ({least}), {share:.1%} of the {what} are left"
     return said + "."
-
-
-def folklore(tuning: Tuning) -> list[Folklore]:
-    """Habits that the curves confirm or contradict."""
-    found = []
-    for name, said in (("max_num_seqs", "more requests at once get more done"),
-                       ("max_num_batched_tokens", "larger steps get more done")):  # fmt: skip
-        line = curve(tuning, name)
-        if len(line) < 2 or tuning.found is None or serves_none(tuning):
-            continue
-        best, largest, second = tuning.found.best, line[-1], max(line[:-1], key=lambda one: one.score.goodput)
-        here, there, less = (value_text(one.option.candidate, name) for one in (best, largest, second))
-        most, least = best.score.goodput, largest.score.goodput
-        if best is largest and most > second.score.goodput * (1 + CLEARLY):
-            found.append(Folklore(said, "right", f"{there} is the best of all values that were tried"))
-        elif best is largest:
-            found.append(Folklore(said, "makes no difference", f"{less} is as good as {there}"))
-        elif most <= least * (1 + CLEARLY):
-            found.append(Folklore(said, "makes no difference", f"{there} is as good as {here}"))
-        else:
-            found.append(Folklore(said, "wrong", f"{there} gives {least:.3g} a second, {here} gives {most:.3g}"))
-    return found
 
 
 def ranges(tuning: Tuning) -> list[str]:
