@@ -19,7 +19,7 @@ LINES_PER_FILE = 800
 # Left from before the rule; the list may only become shorter. `python -m tests.test_tidy` prints what is still needed.
 REPLACING = set((
     "cli/doctor cli/guard cli/sweep doctor/read/text doctor/rules/contained doctor/rules/diagnose doctor/rules/facts "
-    "doctor/rules/host_memory doctor/rules/memory_summary doctor/rules/metrics doctor/rules/nvidia_smi "
+    "doctor/rules/host_memory doctor/rules/metrics doctor/rules/nvidia_smi "
     "doctor/rules/pods doctor/rules/root_cause doctor/rules/supervisors doctor/rules/timeline doctor/rules/trends "
     "guard/act/decide guard/act/journal_replay guard/act/steps guard/adapters/gate guard/adapters/hooks "
     "guard/daemon/acting guard/daemon/conductor guard/daemon/engine_look guard/daemon/host guard/daemon/manual_drain "

@@ -10,7 +10,7 @@ import pytest
 from plimsoll.doctor.read.snapshots import read_snapshot
 from plimsoll.doctor.rules.root_cause import parse_oom
 from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
-from plimsoll.doctor.rules.snapshot_facts import LARGE_PAGE, Category, LogHints, Snapshot
+from plimsoll.doctor.rules.snapshot_facts import LARGE_PAGE, Category, Snapshot
 from plimsoll.findings import Code
 from plimsoll.vllm.log_lines import measured_of
 from tests.each import each
@@ -78,32 +78,9 @@ def test_the_first_runner_and_its_graphs_are_named_too(moment: str) -> None:
     assert parts == {"weights": 3716, "KV cache": 1024, "workspace": 64, "CUDA graphs": 64, "sampler and logits": 31}
 
 
-@pytest.mark.parametrize("moment", ["ready", "loaded"])
-def test_without_stacks_layers_and_graphs_are_told_by_size_and_the_rest_stays_unknown(moment: str) -> None:
-    """Four sizes, four times each, are layers; a private pool is graphs; two large equal blocks prove nothing."""
-    verdict = _judged(f"snapshot-{moment}")
-    assert _mib(verdict) == {"weights or KV cache": 2576, "unknown": 2296, "CUDA graphs": 32}
-    assert all(part.is_by_size for part in verdict.facts[0].parts if part.category is not Category.UNKNOWN)
-
-
-@pytest.mark.parametrize("moment", ["ready", "loaded"])
-def test_the_figures_of_the_log_name_most_of_a_server_without_stacks(moment: str) -> None:
-    """Weights are never more than the log has, and what may be cuBLAS's or a weight of equal size stays unknown."""
-    log = measured_of((CAPTURES / "snapshot.log").read_bytes().splitlines())
-    assert log.weights_bytes is not None
-    verdict = judge_snapshot(_read(f"snapshot-{moment}"), "s", hints=LogHints(log.weights_bytes, GIB))
-    assert _mib(verdict) == {"weights": 3556, "KV cache": 1024, "unknown": 292, "CUDA graphs": 32}
-    assert _parts(verdict)[Category.WEIGHTS] <= log.weights_bytes
-
-
-def test_figures_of_another_servers_log_name_nothing() -> None:
-    """A KV cache of another size, weights larger than all that is live, and a card's worth of both."""
-    snapshot = _read("snapshot-ready")
-    plain = _parts(judge_snapshot(snapshot, "s"))
-    for hints in (LogHints(60 * GIB, 40 * GIB), LogHints(int(3.63 * GIB), 5 * GIB), LogHints(GIB, None), LogHints(0, 0)):
-        assert _parts(judge_snapshot(snapshot, "s", hints=hints)) == plain
-    too_large = _parts(judge_snapshot(snapshot, "s", hints=LogHints(8 * GIB, GIB)))
-    assert (too_large[Category.KV], Category.WEIGHTS in too_large) == (GIB, False)
+def test_without_stacks_only_the_private_pool_of_graphs_is_known() -> None:
+    """Weights and cache may be anything by their size."""
+    assert _mib(_judged("snapshot-ready")) == {"unknown": 4872, "CUDA graphs": 32}
 
 
 def test_a_server_under_load_has_not_grown() -> None:
@@ -188,9 +165,3 @@ def test_live_memory_that_grew_between_two_snapshots_is_growth(shape: str) -> No
     assert "+60 blocks" in finding.evidence[0].text
     assert ("snapshot_shapes.py" in finding.evidence[0].text) == (shape == "growing-frames")
     assert judge_snapshot(early, "early", before=late).findings == ()
-
-
-def test_one_size_alone_is_not_taken_for_layers() -> None:
-    """202 equal live blocks of a program that is no model are of unknown purpose."""
-    for name in ("split", "expandable", "growing-late"):
-        assert set(_parts(_judged(name))) == {Category.UNKNOWN}

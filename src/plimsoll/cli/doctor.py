@@ -4,7 +4,7 @@ Reads what is left of a vLLM server and says what happened, why, and what fixes 
 
 INPUT, any mix, told apart by what is in it:
   a log file or a folder of them (plain, gzip, zstd; docker, kubectl and journald wrapping; several servers mixed), `-`
-  dmesg or journal lines, kubectl describe pod, nvidia-smi, torch.cuda.memory_summary(): text, alone or within a log
+  dmesg or journal lines, kubectl describe pod, nvidia-smi: text, alone or within a log
   a saved metrics page (several of one server are compared), or http://HOST:8000 of a running one (looked at twice)
   http://PROMETHEUS:9090, with --since 6h (or --start, --end in Unix seconds), --step SECONDS, --match label=value
   a torch memory snapshot (.pickle; nothing in it is executed); two of one process show what grew

@@ -16,7 +16,7 @@ from plimsoll.doctor.rules.diagnose import InputVerdict, diagnose
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.doctor.rules.metrics import judge_pages, judge_saved
 from plimsoll.doctor.rules.snapshot import judge_snapshot
-from plimsoll.doctor.rules.snapshot_facts import LogHints, Snapshot
+from plimsoll.doctor.rules.snapshot_facts import Snapshot
 from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.doctor.rules.trends import judge_trends
 from plimsoll.doctor.words import finding
@@ -84,16 +84,10 @@ class DoctorInputs:
             figures = {"is": "range", "series": len(series), "points": points, "seconds": seconds}
             verdicts.append(InputVerdict(source, judge_trends(series, source), figures))
         # Snapshots, each against the one before it, with what a log beside them says of the same server.
-        failed, free, hints, before = None, None, None, None
-        if self.snapshots and self.logs:
-            known = diagnose(self.logs).facts
-            tables = (known.get(name) for name in ("out_of_memory", "memory", "flags"))
-            oom, memory, flags = (table if isinstance(table, Mapping) else {} for table in tables)
-            given = str(flags.get("kv_cache_memory_bytes", ""))
-            kv = int(given) if given.isascii() and given.isdigit() and len(given) < 16 else memory.get("kv_bytes")
-            failed, free, hints = oom.get("tried_bytes"), oom.get("free_bytes"), LogHints(memory.get("weights_bytes"), kv)
+        told = diagnose(self.logs).facts.get("out_of_memory") if self.snapshots and self.logs else None
+        oom, before = told if isinstance(told, Mapping) else {}, None
         for source, snapshot in self.snapshots:
-            seen = judge_snapshot(snapshot, source, before, failed, hints, free)
+            seen = judge_snapshot(snapshot, source, before, oom.get("tried_bytes"), oom.get("free_bytes"))
             devices = [device._asdict() for device in seen.facts]
             verdicts.append(
                 InputVerdict(source, seen.findings, {"is": "snapshot", "devices": devices, "notes": list(seen.notes)})

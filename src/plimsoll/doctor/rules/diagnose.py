@@ -31,7 +31,6 @@ from plimsoll.doctor.rules.facts import (
 )
 from plimsoll.doctor.rules.kernel import judge_kernel
 from plimsoll.doctor.rules.log_text import Log, LogLine
-from plimsoll.doctor.rules.memory_summary import judge_memory_summary
 from plimsoll.doctor.rules.nvidia_smi import judge_nvidia_smi
 from plimsoll.doctor.rules.pods import judge_pods
 from plimsoll.doctor.rules.root_cause import (
@@ -157,7 +156,7 @@ class LogDiagnosis(NamedTuple):
     facts: dict[str, object]
     collect_next: tuple[str, ...]
     is_server: bool  # whether vLLM speaks in it at all
-    kinds: frozenset[str] = frozenset()  # who else speaks in it: the kernel, a supervisor, nvidia-smi, torch's summary
+    kinds: frozenset[str] = frozenset()  # who else speaks in it: the kernel, a supervisor, nvidia-smi
     around: tuple[Finding, ...] = ()  # what these say
     remarks: tuple[str, ...] = ()  # what a reader should know of it beside the findings
 
@@ -242,7 +241,7 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[FailureText] = 
         proof = [evidence(timeline.log, at) for at in proof_of(contained)]
         findings.append(finding_of_contained(contained, survived, facts, proof, is_alive=is_alive))
     kinds = kinds_in(log)
-    around, remarks = _judge_others(log, verdict, kinds)
+    around, remarks = _judge_others(log, kinds)
     remarks += (
         [f"{log.source} is a page that somebody wrote: the errors that it quotes are taken for nobody's"] if is_written else []
     )
@@ -426,7 +425,7 @@ def _dead(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> Findin
     return finding("died-of-unknown", proof, because)
 
 
-def _judge_others(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
+def _judge_others(log: Log, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
     """Findings and notes from what other programs wrote into the same text."""
     findings: list[Finding] = []
     notes: list[str] = []
@@ -450,9 +449,6 @@ def _judge_others(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple
                 use = f"{format_gib(gpu.used_mib * MIB)} of {format_gib(gpu.total_mib * MIB)} are in use"
                 notes.append(f"GPU {gpu.number}: {use}{by}")
         notes += smi.facts.notes
-    if "memory-summary" in kinds:
-        failed = verdict.root.oom.tried if verdict.root is not None and verdict.root.oom is not None else None
-        findings += judge_memory_summary(log, failed_bytes=failed).findings
     return findings, notes
 
 

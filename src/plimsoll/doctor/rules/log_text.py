@@ -48,13 +48,13 @@ _BATCH = 2048  # lines searched at once: fast, and a huge log is never copied wh
 WRITTEN_BY: dict[str, list[str]] = words("names")["written_by"]  # words that occur in text of other programs
 KINDS = {
     "kernel": ("oom_killer", "kernel"), "supervisor": ("pod", "pod_event", "pod_row", "docker", "systemd"),
-    "nvidia-smi": ("smi", "smi_error"), "memory-summary": ("memory_summary",),
+    "nvidia-smi": ("smi", "smi_error"),
 }  # fmt: skip
 
 
-def contains_any(lines: Iterable[LogLine], *writers: str, vllm: bool = False) -> bool:
-    """True if any line holds any word of these writers; lines that a vLLM process printed are asked only for `vllm`."""
-    texts = [line.text for line in lines if vllm or not line.process]
+def contains_any(lines: Iterable[LogLine], *writers: str) -> bool:
+    """True if any line that no vLLM process printed holds any word of these writers."""
+    texts = [line.text for line in lines if not line.process]
     batches = ("\n".join(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH))
     wanted = [word for writer in writers for word in WRITTEN_BY[writer]]
     return any(word in batch for batch in batches for word in wanted)

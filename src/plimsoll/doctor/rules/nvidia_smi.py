@@ -1,4 +1,4 @@
-"""Reads the output of nvidia-smi (table, -q, csv) and rocm-smi: cards, memory, who holds it; judges what it says is broken."""
+"""Reads the output of nvidia-smi (the table, and -q): cards, memory, who holds it; judges what it says is broken."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD = r"\s{0,6}(\d{1,3})\s{1,6}(\S.{0,80}?)\s{0,40}(?:On|Off|N/A|WDDM|TCC|MCDM
 class SmiGpu(NamedTuple):
     """One card; what the tool does not say (N/A, Not Supported, ERR!) is None."""
 
-    number: int | None  # as nvidia-smi counts the cards
+    number: int  # as nvidia-smi counts the cards
     name: str
     used_mib: int | None = None
     total_mib: int | None = None
@@ -37,7 +37,7 @@ class SmiGpu(NamedTuple):
 class SmiProcess(NamedTuple):
     """One process on a card."""
 
-    gpu: int | None
+    gpu: int
     pid: int
     name: str
     mib: int | None
@@ -92,63 +92,6 @@ def read_tables(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
             process = SmiProcess(int(found["gpu"]), int(found["pid"]), found["name"], size)
             readings[-1] = reading._replace(processes=(*(reading.processes or ()), process)[:2000])
     return tuple(reading for reading in readings if reading != SmiReading())
-
-
-def read_csv(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
-    """`--query-gpu` and `--query-compute-apps` with their header; rows without one are not guessed at."""
-    readings: list[SmiReading] = []
-    header: list[str] = []
-    for line in lines:
-        if not header and not ("," in line.text and any(word in line.text for word in ("memory.", "pid", "utilization."))):
-            continue
-        cells = [cell.strip() for cell in line.text.split(",")]
-        if len(cells) < 2 or len(cells) > 200:
-            header = []
-            continue
-        names = [re.sub(r"\s{0,4}\[.{0,8}\]$", "", cell) for cell in cells]
-        if {"memory.used", "memory.total", "utilization.gpu", "memory.free"} & set(names):
-            header = names
-            readings.append(SmiReading())
-        elif "pid" in names and {"used_memory", "used_gpu_memory", "process_name", "name"} & set(names):
-            header = names
-            readings.append(SmiReading(processes=()))
-        elif header and len(cells) == len(header) and readings:
-            row, reading = dict(zip(header, cells, strict=True)), readings[-1]
-            if reading.processes is None:
-                gpu = SmiGpu(
-                    number=_number(row.get("index", str(len(reading.gpus)))), name=row.get("name") or row.get("gpu_name", ""),
-                    used_mib=_number(row.get("memory.used")), total_mib=_number(row.get("memory.total")),
-                    uncorrected=_number(row.get("ecc.errors.uncorrected.volatile.total")),
-                    broken=any(value in ("[GPU is lost]", "[Unknown Error]", "ERR!") for value in cells), lines=(line,),
-                )  # fmt: skip
-                readings[-1] = reading._replace(gpus=(*reading.gpus, gpu)[:256])
-            elif (pid := _number(row.get("pid"))) is not None:
-                size = _number(row.get("used_memory") or row.get("used_gpu_memory"))
-                process = SmiProcess(None, pid, row.get("process_name") or row.get("name", ""), size)
-                readings[-1] = reading._replace(processes=(*reading.processes, process)[:2000])
-        else:
-            header = []
-        del readings[:-MOST_READINGS]
-    return tuple(reading for reading in readings if reading.gpus or reading.processes is not None)
-
-
-def _number(text: str | None) -> int | None:
-    found = re.match(r"(\d{1,12})", text or "")
-    return int(found[1]) if found else None
-
-
-def read_rocm(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
-    """rocm-smi's `--showmeminfo vram`."""
-    gpus: dict[int, SmiGpu] = {}
-    for line in lines:
-        if "GPU[" not in line.text or len(gpus) >= 256:
-            continue
-        found = re.search(r"GPU\[(\d{1,3})\]\s{0,16}:\s{0,8}VRAM Total (Used )?Memory \(B\): (\d{1,18})", line.text)
-        if found:
-            index, mib = int(found[1]), int(found[3]) >> 20
-            gpu = gpus.get(index, SmiGpu(index, "", lines=(line,)))
-            gpus[index] = gpu._replace(used_mib=mib) if found[2] else gpu._replace(total_mib=mib)
-    return (SmiReading(tuple(gpus.values())),) if gpus else ()
 
 
 MOST_CARDS = 512
@@ -263,7 +206,7 @@ def judge_nvidia_smi(log: Log) -> TextVerdict[SmiFacts]:
         return TextVerdict([], SmiFacts())
     lines = [line for line in log.lines if not line.process]
     full, health = read_full(lines)
-    facts = SmiFacts((*read_tables(lines), *full, *read_csv(lines), *read_rocm(lines)), health)
+    facts = SmiFacts((*read_tables(lines), *full), health)
     complaints = [
         line for line in lines if any(word in line.text for word in WRITTEN_BY["smi_error"]) and "NVRM" not in line.text
     ]

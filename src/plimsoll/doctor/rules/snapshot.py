@@ -19,7 +19,6 @@ from plimsoll.doctor.rules.snapshot_facts import (
     BlockCategories,
     Category,
     DeviceFacts,
-    LogHints,
     Pin,
     Snapshot,
     categories,
@@ -57,13 +56,12 @@ def _growth(
     blocks: Counter[tuple[str, Category]] = Counter()
     for snapshot, categories_of, sign in ((before, earlier, -1), (now, named, 1)):
         stacks: dict[int, str] = {}
-        for segment, row in zip(snapshot.segments, categories_of.blocks, strict=True):
+        for segment, row in zip(snapshot.segments, categories_of, strict=True):
             for block, category in zip(segment.blocks, row, strict=True):
                 if category is None:
                     continue
                 if block.stack == NO_STACK:
-                    is_graph = category is Category.GRAPHS
-                    key = f"{_BY_SIZE}{sized(block.size)}", category if is_graph else Category.UNKNOWN
+                    key = f"{_BY_SIZE}{sized(block.size)}", category
                 else:
                     if block.stack not in stacks:
                         stacks[block.stack] = format_stack(snapshot.stack_of(block.stack))
@@ -144,14 +142,13 @@ class _RequestFailure(NamedTuple):
 
 def judge_snapshot(
     snapshot: Snapshot, source: str, before: Snapshot | None = None, failed_bytes: int | None = None,
-    hints: LogHints | None = None, device_free: int | None = None,
+    device_free: int | None = None,
 ) -> SnapshotVerdict:  # fmt: skip
     """Findings and facts; `before` is an earlier snapshot of the same process.
 
-    The rest is what a log of the server tells: the size of a request that failed and what the device had free then, and how
-    large weights and KV cache are.
+    The rest is what a log of the server tells: the size of a request that failed, and what the device had free then.
     """
-    named = categories(snapshot, hints)
+    named = categories(snapshot)
     facts = device_facts(snapshot, named)
     last = {failure.device: failure for failure in snapshot.failures}
     findings: list[Finding] = []
@@ -176,7 +173,7 @@ def judge_snapshot(
     notes += _notes(snapshot, facts, is_failure_known=bool(last) or failed_bytes is not None)
     growth = None
     if before is not None:
-        earlier = categories(before, hints)
+        earlier = categories(before)
         growth, grown = _growth(before, earlier, snapshot, named, facts, source)
         findings += [grown] if grown is not None else []
         if growth.was_starting:
@@ -237,7 +234,7 @@ def _fragmentation(
     )
     beside: Counter[Category] = Counter()
     for place in {hole.segment for hole in usable}:
-        for block, category in zip(snapshot.segments[place].blocks, named.blocks[place], strict=True):
+        for block, category in zip(snapshot.segments[place].blocks, named[place], strict=True):
             if category is not None:
                 beside[category] += block.size
     because += f" Live in the same segments: {_told(beside.most_common(_BESIDE_TOLD))}." if beside else ""
@@ -318,7 +315,7 @@ def _notes(snapshot: Snapshot, facts: tuple[DeviceFacts, ...], *, is_failure_kno
             )
     if facts and not snapshot.has_stacks:
         notes.append(
-            "No stacks were recorded, so memory is named by its size where that tells; "
+            "No stacks were recorded, so what memory is for is not known; "
             "torch.cuda.memory._record_memory_history() before the start records them."
         )
     return notes

@@ -498,7 +498,7 @@ def present(lines: Sequence[LogLine], needles: Sequence[str]) -> set[str]:
 
 
 def kinds_in(log: Log) -> frozenset[str]:
-    """Which judges are worth asking: of "kernel", "supervisor", "nvidia-smi" and "memory-summary"; most logs need none."""
+    """Which judges are worth asking: of "kernel", "supervisor" and "nvidia-smi"; most logs need none."""
     return frozenset(
         kind
         for kind, writers in KINDS.items()
