@@ -34,11 +34,14 @@ def remedies(rows: Iterable[Mapping[str, str]]) -> tuple[Remedy, ...]:
 
 
 def finding(
-    row_name: str, evidence: Iterable[Evidence], because: str = "", /, *, first: Sequence[Remedy] = (),
+    row: str | Mapping[str, Any], evidence: Iterable[Evidence], because: str = "", /, *, first: Sequence[Remedy] = (),
     severity: Severity | None = None, confidence: float | None = None, not_a_remedy: tuple[str, ...] = (), **figures: object,
 ) -> Finding:  # fmt: skip
-    """The finding of this name in data/findings.yaml, with the figures in its words; `first` are remedies before its own."""
-    row = words("findings")[row_name]
+    """The finding of a row, or of the row of this name in data/findings.yaml, with the figures in its words.
+
+    `first` are remedies before its own; `not_a_remedy` stands where the row names none.
+    """
+    row = words("findings")[row] if isinstance(row, str) else row
 
     def told(text: str) -> str:
         return text.format_map(figures) if figures else text
@@ -47,5 +50,5 @@ def finding(
     return Finding(
         Code(row["code"]), severity or Severity(row.get("severity", Severity.CRITICAL)),
         row["confidence"] if confidence is None else confidence, told(row["title"]), because or told(row["because"]),
-        tuple(evidence), (*first, *remedy), not_a_remedy or tuple(row.get("not_a_remedy", ())),
+        tuple(evidence), (*first, *remedy), tuple(row.get("not_a_remedy", not_a_remedy)),
     )  # fmt: skip

@@ -205,20 +205,14 @@ class _Converter:
         )  # fmt: skip
 
     def block(self, table: _Table, address: int) -> Block:
-        """One block; before torch 2.1 its size as asked for and its stack are in its history, newest first."""
+        """One block; before torch 2.1 its stack is in its history, newest first."""
         state = table.get("state")
         if not isinstance(state, str) or state not in _STATES:
             raise self.bad("a block in no known state")
         history = table.get("history")
         newest = self.table(history[0]) if isinstance(history, list) and history else {}
-        size = self.number(table, "size")
-        requested = None
-        if "requested_size" in table:
-            requested = self.number(table, "requested_size")
-        elif "real_size" in newest:
-            requested = self.number(newest, "real_size")
         stack = self.stack(table["frames"] if "frames" in table else newest.get("frames"))
-        return Block(address, size, requested, _STATES[state], stack)
+        return Block(address, self.number(table, "size"), _STATES[state], stack)
 
     def stack(self, value: object) -> int:
         """The place of a list of frames among the stacks; of an endless one the two ends are kept."""

@@ -157,8 +157,9 @@ def cost_words(found: Survival) -> list[str]:
         parts.append(f"streams stood still for {found.stalled_s:.1f} s")
     if found.aborted:
         parts.append(f"{found.aborted:.0f} request{' was' if found.aborted == 1 else 's were'} aborted, too large alone")
-    if found.is_shrunk and found.tokens_now is not None and found.tokens_start is not None:
-        parts.append(f"steps of at most {found.tokens_now:.0f} tokens now, {found.tokens_start:.0f} at the start")
+    if found.tokens_now is not None and (found.is_shrunk or found.tokens_start is None):
+        before = f", {found.tokens_start:.0f} at the start" if found.tokens_start is not None else ""
+        parts.append(f"steps of at most {found.tokens_now:.0f} tokens now{before}")
     return parts
 
 
@@ -292,17 +293,20 @@ def remedies_of(found: Survival | None) -> tuple[Remedy, ...]:
     return contained_remedies(last.site, last.kind, tokens=tokens)
 
 
-def finding_of_state(found: Survival, evidence: tuple[Evidence, ...]) -> Finding | None:
-    """runtime.contained for a saved state; None where nothing was contained, or nobody says."""
+def finding_of_state(
+    found: Survival, evidence: Sequence[Evidence], where: str = " since the server began",
+    remedy: tuple[Remedy, ...] | None = None, *, is_alive: bool = True,
+) -> Finding | None:  # fmt: skip
+    """runtime.contained; None where nothing was contained, or nobody says."""
     if not found.contained and not found.aborted:
         return None
-    count = found.contained or 0
-    first = f"{count:.0f} step{'' if count == 1 else 's'} ran out of device memory since the server began, and it lives"
-    last = last_words(found.last)
-    state = ["it limps: far slower than before"] if found.limping else []
-    state += ["a storm: it should be drained and restarted"] if found.storm else []
-    because = "; ".join([first, *([f"the last: {last}"] if last else []), *cost_words(found), *state])
-    return finding("contained", evidence, because, first=remedies_of(found))
+    count, what = (found.contained, "step") if found.contained else (found.aborted or 0, "request")
+    fate = "the server lives" if is_alive else "the server survived that; what ended it later is told beside it"
+    told = [f"{count:.0f} {what}{'' if count == 1 else 's'} ran out of device memory{where}, and {fate}"]
+    told += [f"the last: {last_words(found.last)}"] if found.last else []
+    told += cost_words(found) + (["it limps: far slower than before"] if found.limping else [])
+    told += ["a storm: it should be drained and restarted"] if found.storm else []
+    return finding("contained", evidence, "; ".join(told), first=remedies_of(found) if remedy is None else remedy)
 
 
 def finding_of_page(page: Page, before: Page | None, source: str) -> Finding | None:
@@ -319,9 +323,8 @@ def finding_of_page(page: Page, before: Page | None, source: str) -> Finding | N
         stalled_s=now.get("stalled_seconds_total"), tokens_now=now.get("tokens_per_step"),
         tokens_start=now.get("tokens_per_step_start"), limping=now.get("limping", 0.0) > 0, storm=now.get("storm", 0.0) > 0,
     )  # fmt: skip
-    told = finding_of_state(found, (Evidence(source, f"{CONTAINED} {count:.10g}", page.of(CONTAINED)[0].line),))
-    assert told is not None, "something was contained"
-    return told._replace(because=told.because.replace(" since the server began", f" since the server began{lately}", 1))
+    shown = Evidence(source, f"{CONTAINED} {count:.10g}", page.of(CONTAINED)[0].line)
+    return finding_of_state(found, [shown], f" since the server began{lately}")
 
 
 _COUNTERS = (
@@ -445,26 +448,17 @@ def finding_of_contained(
     offers = [contained_remedies(site, tokens=tokens, room=room, has_neighbour=has_neighbour) for site in closed]
     remedy = tuple(dict.fromkeys(one for some in offers for one in some))
 
-    count, aborted, is_one = said.total, len(said.aborted), len(sites) == 1
-    what = ("1 step" if count == 1 else f"{count} steps") if count else ("1 request" if aborted == 1 else f"{aborted} requests")
-    about = [] if is_one else [", ".join(f"{number} at {site}" for site, number in sites.most_common())]
-    largest = max(failures, key=lambda one: one.tokens or 0)
-    if largest.tokens is not None:
-        of = f" in {largest.requests} requests" if largest.requests is not None and largest.requests > 1 else ""
-        about.append(f"{'' if count == 1 else 'the largest of '}{format_count(largest.tokens)} tokens{of}")
-    if worst.tried is not None:
-        about.append(f"asked for {gib(worst.tried)}" + (f", {gib(worst.free)} free" if worst.free is not None else ""))
-    parts = [f"{what} ran out of device memory{f' at {next(iter(sites))}' if is_one else ''} ({'; '.join(about)})"]
-    again = sum(one.recomputed or 0 for one in said.contained)
-    parts += [f"their requests were computed again, {format_count(again)} tokens"] if again else []
-    if limits:
-        grown = [one.limit_tokens for one in said.grown if one.at > said.contained[-1].at and one.limit_tokens is not None]
-        back = f" and grew back to {format_count(grown[-1])}" if grown else ""
-        parts.append(f"steps shrank to at most {format_count(min(limits))} tokens{back}")
-    parts += [f"{aborted} request{'s were' if aborted != 1 else ' was'} aborted, too large alone"] if aborted else []
-    parts += ["containment itself says that this server should be drained and restarted"] if said.storms else []
-    outcome = "The server lives" if is_alive else "The server survived that; what ended it later is told beside it"
-    return finding("contained", proof, f"{'; '.join(parts)}. {outcome}", first=remedy)
+    newest, at = failures[-1], [f"{number} at {site}" for site, number in sites.most_common()]
+    where = f" ({', '.join(at)})" if len(sites) > 1 else f" at {newest.site}"
+    grown = [one.limit_tokens for one in said.grown if limits and one.at > said.contained[-1].at]
+    told_of_it = Survival(
+        contained=said.total, aborted=len(said.aborted), recomputed_tokens=sum(one.recomputed or 0 for one in said.contained),
+        last=LastFailure(None, newest.site, newest.tokens, newest.requests, newest.asked, newest.free),
+        tokens_now=next(iter([*grown[-1:], *limits[-1:]]), None), storm=bool(said.storms),
+    )  # fmt: skip
+    found = finding_of_state(told_of_it, proof, where, remedy, is_alive=is_alive)
+    assert found is not None, "something was contained"
+    return found
 
 
 def _missing(oom: OomFigures) -> int:

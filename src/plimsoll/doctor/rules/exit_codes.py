@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plimsoll.doctor.words import fields, finding, words
-from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.doctor.words import finding, words
+from plimsoll.findings import Evidence, Finding, Remedy
 
 _SIGNALS = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
@@ -28,17 +28,6 @@ class ExitVerdict(NamedTuple):
     does_not_prove: str
 
 
-class _Meaning(NamedTuple):
-    sentence: str
-    does_not_prove: str
-    code: Code | None = None
-    confidence: float = 0.0
-    title: str = ""
-    severity: Severity = Severity.CRITICAL
-    remedy: tuple[Remedy, ...] = ()
-    not_a_remedy: tuple[str, ...] = ()
-
-
 def judge_exit(code: int, *, stop_seen: bool | None = None) -> ExitVerdict:
     """Read an exit code as a shell (137), Python (-9) or wait() (35072) gives it; `stop_seen`: was a stop asked for?"""
     code = code >> 8 if code > 255 and code % 256 == 0 and code >> 8 <= 255 else code
@@ -55,21 +44,16 @@ def judge_exit(code: int, *, stop_seen: bool | None = None) -> ExitVerdict:
     is_signal = -64 <= code < 0 or 128 < code <= 192
     number = abs(code) if code < 0 else code - 128 if is_signal else code
     row = words("exits")["signals" if is_signal else "codes"].get(number)
-    meaning = _Meaning(**fields(row)) if row is not None else None
     name = _SIGNALS.get(number, f"signal {number}")
-    if meaning is None and is_signal:
+    if row is None and is_signal:
         return ExitVerdict(None, f"Exit code {code}: ended by {name}.", "why: this signal is seldom sent to a server")
-    if meaning is None:
+    if row is None:
         return ExitVerdict(None, f"Exit code {code}: not one that vLLM or a supervisor gives a meaning.", _ABOVE)
-    sentence, remedy = meaning.sentence, meaning.remedy
+    sentence, unproven, more = row["sentence"], row["does_not_prove"], ()
     if is_signal and number == _KILL and stop_seen:
-        sentence, remedy = sentence + _STOP_BEFORE, (*remedy, _PATIENCE)
+        sentence, more = sentence + _STOP_BEFORE, (_PATIENCE,)
     sentence = f"Exit code {code}: ended by {name}; {sentence}." if is_signal else sentence
-    found = None
-    if meaning.code is not None:
-        found = Finding(
-            meaning.code, meaning.severity, meaning.confidence, meaning.title,
-            f"{sentence} It does not prove {meaning.does_not_prove}.", (Evidence("exit code", str(code)),), remedy,
-            meaning.not_a_remedy,
-        )  # fmt: skip
-    return ExitVerdict(found, sentence, meaning.does_not_prove)
+    if "code" not in row:
+        return ExitVerdict(None, sentence, unproven)
+    found = finding(row, [Evidence("exit code", str(code))], f"{sentence} It does not prove {unproven}.")
+    return ExitVerdict(found._replace(remedy=(*found.remedy, *more)), sentence, unproven)

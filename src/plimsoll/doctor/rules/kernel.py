@@ -9,31 +9,11 @@ from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.host_memory import judge_kills, read_kills
 from plimsoll.doctor.rules.log_text import Log, LogLine, TextVerdict, contains_any, kernel_message, process_owner, quote
-from plimsoll.doctor.words import fields, finding, words
-from plimsoll.findings import Code, Finding, Remedy, Severity
+from plimsoll.doctor.words import finding, words
+from plimsoll.findings import Finding, Remedy, Severity
 
-NOT_MEMORY = "memory settings (utilisation, --max-model-len, --max-num-seqs): nothing ran out"
+NOT_MEMORY = ("memory settings (utilisation, --max-model-len, --max-num-seqs): nothing ran out",)
 Texts = Sequence[tuple[str, LogLine]]  # the message without its stamps, and the line it came from
-
-
-class KernelRule(NamedTuple):
-    """Lines that all mean one thing."""
-
-    pattern: str
-    code: Code
-    confidence: float
-    title: str
-    do: str
-    why: str
-    unless: str = r"(?!)"  # a line that also matches this does not count
-    severity: Severity = Severity.CRITICAL
-
-    def finding(self, log: Log, lines: Sequence[LogLine], because: str, where: str = "") -> Finding:
-        """The finding that these lines show."""
-        return Finding(
-            self.code, self.severity, self.confidence, self.title + where, because, quote(log, lines),
-            (Remedy(self.do, self.why),), (NOT_MEMORY,),
-        )  # fmt: skip
 
 
 def _judge_lines(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
@@ -41,16 +21,14 @@ def _judge_lines(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
     findings: list[Finding] = []
     for kind in ("rules", "amd"):
         told: list[Finding] = []
-        for rule in (KernelRule(**fields(row)) for row in words("kernel")[kind]):
-            lines = [
-                line
-                for text, line in texts
-                if ("amdgpu" in text) == (kind == "amd") and re.search(rule.pattern, text) and not re.search(rule.unless, text)
-            ]
+        mine = [(text, line) for text, line in texts if ("amdgpu" in text) == (kind == "amd")]
+        for row in words("kernel")[kind]:
+            unless = row.get("unless", r"(?!)")  # a line that also matches this does not count
+            lines = [line for text, line in mine if re.search(row["pattern"], text) and not re.search(unless, text)]
             if lines:
                 first = " ".join(lines[0].text.split())
-                first = first if len(first) <= 160 else f"{first[:160]}..."
-                told.append(rule.finding(log, lines, f"The log says so {len(lines)} time(s), first: {first}"))
+                because = f"The log says so {len(lines)} time(s), first: {first[:160]}{'...' if len(first) > 160 else ''}"
+                told.append(finding(row, quote(log, lines), because, not_a_remedy=NOT_MEMORY))
         findings += told[:1] if kind == "amd" else told
     crashes, notes = _judge_processes(log, texts)
     refused = [t for t, _ in texts if "NVRM" in t and ("NV_ERR_NO_MEMORY" in t or "out of memory" in t.lower())]
@@ -78,19 +56,9 @@ def _judge_processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
         if process_owner(name) not in ("vllm", "python"):
             notes.append(f"no process of vLLM: {match[0][:100]}")
             continue
-        kind, title = "crash", ""
-        if is_stuck:
-            kind, because = (
-                "stuck",
-                f"{name} did not move for more than {match['s']} s: it waited for a device or a file system.",
-            )
-        elif match["how"] == "trap invalid opcode":
-            kind, because = "opcode", f"{name} was ended by the CPU{where}: unknown instruction."
-        else:
-            title = where
-            because = f"The kernel reports a {match['how']} of {name}{where}: a bug or a broken library, not a shortage."
-        rule = KernelRule(**fields(words("kernel")[kind]))
-        findings.setdefault("stuck" if is_stuck else "crash", rule.finding(log, [line], because, title))
+        kind = "stuck" if is_stuck else "opcode" if match["how"] == "trap invalid opcode" else "crash"
+        told = finding(words("kernel")[kind], quote(log, [line]), not_a_remedy=NOT_MEMORY, **match.groupdict(), where=where)
+        findings.setdefault("stuck" if is_stuck else "crash", told)
     return list(findings.values()), notes[:20]
 
 

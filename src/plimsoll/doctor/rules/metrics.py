@@ -353,36 +353,17 @@ def judge_saved(pages: Sequence[Page]) -> Iterator[tuple[Page, MetricsVerdict]]:
 
 def chains(pages: Sequence[Page]) -> list[list[int]]:
     """The places of the pages, those of one server together and the oldest first; a page alone is a chain of one."""
-    found: list[list[int]] = []
-    of: dict[Identity, list[int]] = {}
+    found: dict[Identity | int, list[int]] = {}
     for place, page in enumerate(pages):
         shown = {(_STARTED, sample.value) for sample in page.of(_STARTED) if math.isfinite(sample.value)}
         if not shown:
             births = (name for name in page.by_name if name.startswith("vllm:") and name.endswith("_created"))
             shown = {(name, page.by_name[name][0].value) for name in births}
-        known = of.get(began := frozenset(shown))
-        if began and known is not None:
-            known.append(place)
-            continue
-        found.append([place])
-        of[began] = found[-1]
-    # Each chain by its counters; each page by itself where some rose and others fell.
-    ordered: list[list[int]] = []
-    for chain in found:
-        totals = {
-            place: {
-                name: total
-                for name in pages[place].by_name
-                if name.startswith("vllm:") and name.endswith(("_total", "_count"))
-                and (total := pages[place].total(name)) is not None
-            }
-            for place in chain
-        }  # fmt: skip
-        risen = sorted(chain, key=lambda place: (math.fsum(totals[place].values()), pages[place].total(_USED) or 0.0))
-        fell = any(
-            totals[after].get(name, value) < value
-            for before, after in pairwise(risen)
-            for name, value in totals[before].items()
-        )
-        ordered += [[place] for place in chain] if fell else [risen]
-    return ordered
+        found.setdefault(frozenset(shown) or place, []).append(place)
+
+    def counted(place: int) -> tuple[float, float]:
+        page = pages[place]
+        names = (name for name in page.by_name if name.startswith("vllm:") and name.endswith(("_total", "_count")))
+        return math.fsum(page.total(name) or 0.0 for name in names), page.total(_USED) or 0.0
+
+    return [sorted(chain, key=counted) for chain in found.values()]

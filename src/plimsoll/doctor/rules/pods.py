@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from plimsoll.doctor.rules.exit_codes import judge_exit
 from plimsoll.doctor.rules.log_text import WRITTEN_BY, Log, LogLine, TextVerdict, contains_any, quote
@@ -21,22 +21,9 @@ from plimsoll.doctor.rules.supervisors import (
     read_systemd,
     seconds_between,
 )
-from plimsoll.doctor.words import fields, finding, words
-from plimsoll.findings import Code, Finding, Remedy, Severity
+from plimsoll.doctor.words import finding, words
+from plimsoll.findings import Code, Finding, Severity
 from plimsoll.units import format_gib
-
-
-class _EventRule(NamedTuple):
-    """Events and states that all mean one thing."""
-
-    pattern: str  # searched in "reason: message"
-    code: Code
-    confidence: float
-    title: str
-    remedy: tuple[Remedy, ...]
-    severity: Severity = Severity.CRITICAL
-    not_a_remedy: tuple[str, ...] = ("memory settings of vLLM: it did not run",)
-
 
 _SHM = "/dev" + "/shm"
 _EVENT = r"(?:^|\s)(?:Normal|Warning)\s{2,60}(?P<reason>[A-Z][A-Za-z]{2,40})\s{1,60}(?P<message>\S.{0,2000})"
@@ -242,18 +229,16 @@ def _judge_events(log: Log, facts: PodFacts) -> list[Finding]:
     if facts.pod_lines:
         said.append((f"{facts.pod_reason}: {facts.pod_message}", facts.pod_lines[-1]))
     findings, is_unscheduled = [], False
-    for rule in (_EventRule(**fields(row)) for row in words("events")):
-        found = [(text, line) for text, line in said if re.search(rule.pattern, text)]
+    for row in words("events"):
+        found = [(text, line) for text, line in said if re.search(row["pattern"], text)]
         text = " ".join(found[-1][0].split()) if found else ""
-        is_late = rule.code is Code.OTHER_BAD_CONFIG and rule.pattern.startswith("FailedScheduling") and bool(facts.endings)
+        is_late = row["code"] == Code.OTHER_BAD_CONFIG and row["pattern"].startswith("FailedScheduling") and bool(facts.endings)
         if not found or is_late or (is_unscheduled and "FailedScheduling" in text):
             continue
         is_unscheduled = is_unscheduled or "FailedScheduling" in text
         because = f"Kubernetes says so {len(found)} time(s): {text if len(text) <= 240 else text[:240] + '...'}"
-        findings.append(Finding(
-            rule.code, rule.severity, rule.confidence, rule.title, because, quote(log, [line for _, line in found]),
-            rule.remedy, rule.not_a_remedy,
-        ))  # fmt: skip
+        shown = quote(log, [line for _, line in found])
+        findings.append(finding(row, shown, because, not_a_remedy=("memory settings of vLLM: it did not run",)))
     return findings
 
 

@@ -35,7 +35,6 @@ class Block(NamedTuple):
 
     address: int
     size: int
-    requested: int | None  # what was asked for, before torch rounded it up; None where that was not recorded
     state: str  # LIVE, PENDING or FREE
     stack: int  # a place in `Snapshot.stacks`; NO_STACK where none was recorded
 
