@@ -20,7 +20,6 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ import zstandard
 
 from plimsoll import __version__
 from plimsoll.doctor.read.redact_text import LineSplitter, shown_json, shown_line, shown_text
+from plimsoll.doctor.words import words
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.net.inputs import BLOCK_BYTES, Budget, Descriptor, InputKind, is_plain, kind_of, text_blocks
 from plimsoll.redaction import hide_homes, redact
@@ -336,16 +336,7 @@ _SMI_SECONDS = 10.0
 _SMI_BYTES = 256 << 10
 _FILE_BYTES = 64 << 10
 _MOST_LEVELS = 16
-_PACKAGES = (
-    "vllm", "torch", "transformers", "triton", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "flash-attn",
-    "xformers", "ray", "numpy", "tokenizers", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cublas-cu12",
-    "nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12", "nvidia-ml-py",
-)  # fmt: skip
-_V2 = ("memory.max", "memory.high", "memory.current", "memory.peak", "memory.swap.max", "memory.swap.current", "memory.events")
-_V1 = (
-    "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.failcnt", "memory.oom_control",
-    "memory.memsw.limit_in_bytes",
-)  # fmt: skip
+_MACHINE = words("names")["machine"]
 
 
 def collect_here(
@@ -358,15 +349,13 @@ def collect_here(
         found = os.statvfs(root / "dev/shm")
         shm = {"size_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
     limits = {"locked_memory_bytes": {"soft": soft, "hard": hard}, "dev_shm": shm}
-    groups = [entry.split(":", 2) for entry in _file_start(root / "proc/self/cgroup").splitlines()[:64]]
+    entries = _file_start(root / "proc/self/cgroup").splitlines()[:64] or ["0::/", "1:memory:/"]
     cgroup: list[str] = []
-    for number, controllers, path in (group for group in groups if len(group) == 3):
+    for number, controllers, path in (entry.split(":", 2) for entry in entries if entry.count(":") >= 2):
         if number == "0" and not controllers:
-            cgroup += _levels(root / "sys/fs/cgroup", path, _V2)
+            cgroup += _levels(root / "sys/fs/cgroup", path, _MACHINE["cgroup"])
         elif "memory" in controllers.split(","):
-            cgroup += _levels(root / "sys/fs/cgroup/memory", path, _V1)
-    if not cgroup:
-        cgroup = [*_levels(root / "sys/fs/cgroup", "/", _V2), *_levels(root / "sys/fs/cgroup/memory", "/", _V1)]
+            cgroup += _levels(root / "sys/fs/cgroup/memory", path, _MACHINE["cgroup_v1"])
     parts = (
         ("versions.json", "Versions of plimsoll, Python, the system and packages beside plimsoll.", _versions(root)),
         ("nvidia-smi.txt", "The output of nvidia-smi.", _smi(nvidia_smi, wait_s)),
@@ -410,7 +399,7 @@ def _file_start(path: Path, most_bytes: int = _FILE_BYTES) -> str:
 
 def _versions(root: Path) -> dict[str, object]:
     packages: dict[str, str | None] = {}
-    for name in _PACKAGES:
+    for name in _MACHINE["packages"]:
         try:
             packages[name] = redact(str(metadata.version(name)))[:100]
         except Exception:  # noqa: BLE001, PERF203, RUF100  (a broken installation raises anything)
@@ -437,24 +426,13 @@ def _smi(command: Sequence[str], wait_s: float) -> str:
         )
     except (OSError, ValueError):
         return f"{name}: not found on this machine\n"
-    assert process.stdout is not None
-    why, budget = "", Budget(time.monotonic() + wait_s)
     try:
-        data = io.BufferedReader(Descriptor(process.stdout.fileno(), budget)).read(_SMI_BYTES + 1)
-        if len(data) > _SMI_BYTES:
-            why = "the rest of its output was left out"
-        elif budget.was_short:
-            why = f"it did not finish within {wait_s:g} s"
-        else:
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout=1)
-                why = f"{name} ended with exit code {code}" if code else ""
-    finally:
-        if process.poll() is None:
-            with suppress(ProcessLookupError):  # with all that it started: it leads a group of its own
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # held by the driver: it is left behind, we go on
-                process.wait(timeout=1)
-        process.stdout.close()
+        data, why = process.communicate(timeout=wait_s)[0], ""
+        why = f"{name} ended with exit code {process.returncode}" if process.returncode else ""
+    except subprocess.TimeoutExpired as late:
+        data, why = late.output or b"", f"it did not finish within {wait_s:g} s"
+        with suppress(ProcessLookupError):  # with all that it started; one that the driver holds is left behind
+            os.killpg(process.pid, signal.SIGKILL)
+    why = "the rest of its output was left out" if len(data) > _SMI_BYTES else why
     text = data[:_SMI_BYTES].decode("utf-8", "replace").replace("\0", " ")
     return text + (f"\n[{why}]\n" if why else "")

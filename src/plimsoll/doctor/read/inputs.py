@@ -95,6 +95,55 @@ class DoctorInputs:
             before = snapshot
         return verdicts
 
+    def read(self, name: str, path: str, timeout_s: float, time_range: RangeOptions, range_flags: frozenset[str]) -> None:
+        """Read one input by its kind."""
+        if path == STDIN:
+            self.spool = Spool(sys.stdin.buffer, deadline=time.monotonic() + timeout_s)
+            name, path = STANDARD_INPUT, self.spool.path
+        kind = classify(path)
+        if kind is InputKind.URL:
+            self._fetch(path, timeout_s, time_range, range_flags)
+        elif kind is InputKind.REPORT:
+            self.notes.append(f"not read: {name} (an earlier report of this command; it quotes what it read)")
+        elif kind is InputKind.METRICS:
+            self.pages.append(MetricsInput(name, read_page(path, name)))
+        elif kind is InputKind.SNAPSHOT:
+            from plimsoll.doctor.read.snapshots import read_snapshot
+
+            self.snapshots.append((name, read_snapshot(path, timeout_s=timeout_s)))
+        else:
+            log = read_log(path, source=name, deadline=time.monotonic() + timeout_s)
+            was_cut = name == STANDARD_INPUT and self.spool is not None and self.spool.was_cut
+            if was_cut or any(count == 0 for _, count in log.skipped):
+                self.notes.append(f"{name}: only a part was read: --timeout {timeout_s:g} s was over, or it is too long")
+            first = "".join(line.text for line in log.lines[:_FIRST_LINES]).replace(" ", "")
+            is_gate_state = first.startswith("{") and f'"schema":"{SCHEMA}"' in first
+            (self.gate_states if is_gate_state else self.logs).append(log)
+            self.paths[name] = path
+
+    def _fetch(self, url: str, timeout_s: float, time_range: RangeOptions, range_flags: frozenset[str]) -> None:
+        """Fetch a running server's page twice, or a time range from a Prometheus server."""
+        from plimsoll.doctor.read.prometheus import fetch_range, is_prometheus
+
+        shown = address(url).shown
+        if range_flags or is_prometheus(url, timeout_s=min(timeout_s, 5.0)):
+            try:
+                series = fetch_range(url, **time_range, timeout_s=timeout_s)
+            except WorldFailed as error:
+                if range_flags and "answers 404" in str(error):
+                    flags = " and ".join(sorted(range_flags))
+                    raise WorldFailed(
+                        f"{shown}: no Prometheus is there; without {flags} the server itself is looked at"
+                    ) from None
+                raise
+            self.ranges.append((shown, series))
+            return
+        looks = fetch_pages(url, timeout_s=timeout_s)
+        if len(looks) == 1:
+            self.notes.append(f"{shown} answered the first look and not the second: look again, and at the end of its log")
+        health = fetch_health(url, timeout_s=min(timeout_s, 5.0))
+        self.pages.append(MetricsInput(shown, looks[0], looks[1] if len(looks) > 1 else None, health))
+
 
 def read_inputs(
     names: Sequence[str], *, timeout_s: float, time_range: RangeOptions, range_flags: frozenset[str],
@@ -103,7 +152,6 @@ def read_inputs(
     """Every input, read by its kind; `range_flags` are the options that ask for a Prometheus range."""
     found = walked(names)
     inputs = DoctorInputs()
-    reader = _InputReader(inputs, timeout_s, time_range, range_flags)
     notes = [f"{found.left_out} more files in the folders were not looked at"] if found.left_out else []
     if range_flags and not any(map(is_url, names)):
         notes.append(f"{', '.join(sorted(range_flags))}: not used, since no Prometheus server was named")
@@ -111,74 +159,13 @@ def read_inputs(
     for number, name in enumerate(found.files):
         on_progress(number, len(found.files))
         try:
-            reader.read(name, name)
+            inputs.read(name, name, timeout_s, time_range, range_flags)
         except BadInput as error:
             if name in names:
                 raise
             notes.append(f"left out: {error}")  # one bad file of a folder does not hide the others
     inputs.notes = [*notes, *inputs.notes]
     return inputs
-
-
-class _InputReader(NamedTuple):
-    """Reads input after input into the list of its kind."""
-
-    inputs: DoctorInputs
-    timeout_s: float
-    time_range: RangeOptions
-    range_flags: frozenset[str]
-
-    def read(self, name: str, path: str) -> None:
-        """Read one input by its kind."""
-        inputs = self.inputs
-        if path == STDIN:
-            inputs.spool = Spool(sys.stdin.buffer, deadline=time.monotonic() + self.timeout_s)
-            name, path = STANDARD_INPUT, inputs.spool.path
-        kind = classify(path)
-        if kind is InputKind.URL:
-            self._fetch(path)
-        elif kind is InputKind.REPORT:
-            inputs.notes.append(f"not read: {name} (an earlier report of this command; it quotes what it read)")
-        elif kind is InputKind.METRICS:
-            inputs.pages.append(MetricsInput(name, read_page(path, name)))
-        elif kind is InputKind.SNAPSHOT:
-            from plimsoll.doctor.read.snapshots import read_snapshot
-
-            inputs.snapshots.append((name, read_snapshot(path, timeout_s=self.timeout_s)))
-        else:
-            log = read_log(path, source=name, deadline=time.monotonic() + self.timeout_s)
-            was_cut = name == STANDARD_INPUT and inputs.spool is not None and inputs.spool.was_cut
-            if was_cut or any(count == 0 for _, count in log.skipped):
-                inputs.notes.append(f"{name}: only a part was read: --timeout {self.timeout_s:g} s was over, or it is too long")
-            first = "".join(line.text for line in log.lines[:_FIRST_LINES]).replace(" ", "")
-            is_gate_state = first.startswith("{") and f'"schema":"{SCHEMA}"' in first
-            (inputs.gate_states if is_gate_state else inputs.logs).append(log)
-            inputs.paths[name] = path
-
-    def _fetch(self, url: str) -> None:
-        """Fetch a running server's page twice, or a time range from a Prometheus server."""
-        from plimsoll.doctor.read.prometheus import fetch_range, is_prometheus
-
-        shown = address(url).shown
-        if self.range_flags or is_prometheus(url, timeout_s=min(self.timeout_s, 5.0)):
-            try:
-                series = fetch_range(url, **self.time_range, timeout_s=self.timeout_s)
-            except WorldFailed as error:
-                if self.range_flags and "answers 404" in str(error):
-                    flags = " and ".join(sorted(self.range_flags))
-                    raise WorldFailed(
-                        f"{shown}: no Prometheus is there; without {flags} the server itself is looked at"
-                    ) from None
-                raise
-            self.inputs.ranges.append((shown, series))
-            return
-        looks = fetch_pages(url, timeout_s=self.timeout_s)
-        if len(looks) == 1:
-            self.inputs.notes.append(
-                f"{shown} answered the first look and not the second: look again, and at the end of its log"
-            )
-        health = fetch_health(url, timeout_s=min(self.timeout_s, 5.0))
-        self.inputs.pages.append(MetricsInput(shown, looks[0], looks[1] if len(looks) > 1 else None, health))
 
 
 # The state of a gate (`/plimsoll/state`, or `state.json` in guard's evidence): it alone proves a wedge.

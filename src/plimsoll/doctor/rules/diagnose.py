@@ -471,7 +471,6 @@ def _facts(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> dict[
         "out_of_memory": oom_facts(oom) if oom is not None and oom.tried is not None else None,
         "scheduler_at_death": dict(facts.scheduler) or None,
         "worker_exit_code": facts.worker_exit_code,
-        "processes": [one._asdict() for one in facts.processes if one.process],
         "harmless": [one.text if one.line is None else f"line {one.line}: {one.text}" for one in harmless],
         "starts": len(timeline.runs),
         "releases": list(facts.releases) if facts.releases else None,

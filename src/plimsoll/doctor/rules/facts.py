@@ -143,18 +143,6 @@ _SCHEDULER = r"(?:Dumping scheduler stats: )?SchedulerStats\((.{0,600})"
 _FIGURE = r"\b(num_running_reqs|num_waiting_reqs|kv_cache_usage|gpu_cache_usage|step_counter)=([\d.]{1,24})"
 _EXIT = r"(?:died unexpectedly|died)[^(\n]{0,40}\(?,? ?exit ?code:? ?(-?\d{1,5})"
 _GPU_NAME = r"\b(?:device_name=|GPU name: |Using device: )'?((?:NVIDIA|AMD|Tesla|GeForce|Instinct)[\w .\-]{2,60})"
-MOST_PROCESSES = 64
-
-
-class Timeline(NamedTuple):
-    """One process as its log shows it."""
-
-    process: str
-    first_line: int | None
-    last_line: int | None
-    lines: int
-    errors: int
-    last_at: float | None
 
 
 class LogFacts(NamedTuple):
@@ -165,7 +153,6 @@ class LogFacts(NamedTuple):
     gpu_name: str | None
     flags: Mapping[str, str]
     measured: Measured
-    processes: tuple[Timeline, ...]
     scheduler: Mapping[str, float]  # at its death
     worker_exit_code: int | None
     progress: ServerProgress
@@ -190,23 +177,12 @@ def _releases(lines: Sequence[LogLine]) -> tuple[str, str] | None:
     return shared_span(spans) if spans else None
 
 
-_ROLES = (
-    (r"Worker(?=[_ ]|$)(?:_DP(?P<dp>\d+))?(?:_PP(?P<pp>\d+))?(?:_TP(?P<tp>\d+))?", "worker"),
-    (r"VllmWorker(?:Process)?(?: TP(?P<tp>\d+))?(?: rank=(?P<rank>\d+))?", "worker"),
-    (r"RayWorker\w*.*?(?:ip=(?P<ip>[\w.:]+))?$", "Ray worker"),
-    (r"EngineCore(?:_DP(?P<dp>\d+)|_(?P<rank>\d+))?", "engine core"),
-    (r"A(?:PI|pi)Server(?:_(?P<rank>\d+))?", "API server"), (r"rank(?P<rank>\d+)$", "process"),
-    (r"(?i)lmcache", "LMCache server"),
-    (r"raylet", "Ray's node agent"), (r"\w+ pid=.*?(?:ip=(?P<ip>[\w.:]+))?$", "Ray actor"),
-)  # fmt: skip
-_PARTS = {"dp": "data-parallel rank", "pp": "pipeline stage", "tp": "tensor-parallel rank", "rank": "rank", "ip": "node"}
-
-
 def role_of(process: str) -> str:
     """The part that a process plays in the server, in words: "worker (pipeline stage 1, tensor-parallel rank 0)"."""
-    for pattern, role in _ROLES:
+    names = words("names")["roles"]
+    for role, pattern in names["patterns"]:
         if (match := re.match(pattern, process)) is not None:
-            parts = [f"{_PARTS[name]} {value}" for name, value in match.groupdict().items() if value is not None]
+            parts = [f"{names['parts'][name]} {value}" for name, value in match.groupdict().items() if value is not None]
             return f"{role} ({', '.join(parts)})" if parts else role
     return "process"
 
@@ -236,17 +212,6 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
         if "exit code" in text and "died" in text:
             match = re.search(_EXIT, text)
             exit_code = int(match[1]) if match else exit_code
-    processes: dict[str, Timeline] = {}
-    for line in lines:
-        one = processes.get(line.process)
-        if one is None:
-            if len(processes) >= MOST_PROCESSES:
-                continue
-            one = Timeline(line.process, line.number, line.number, 0, 0, None)
-        processes[line.process] = one._replace(
-            last_line=line.number, lines=one.lines + 1, errors=one.errors + (line.level in ("ERROR", "CRITICAL")),
-            last_at=one.last_at if line.at is None else line.at,
-        )  # fmt: skip
     known = [needle.decode() for needle in needles()]
     telling = (line for line in lines if any(needle in line.text for needle in known))
     who = ((f"({line.process}) " if line.process else "", line.text) for line in telling)
@@ -260,7 +225,7 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
     cards = next((int(next(filter(None, match.groups()))) for line in lines if "GPU" in line.text
                   and (match := re.search(_CARDS, line.text)) is not None), None)  # fmt: skip
     return LogFacts(
-        version, model, gpu, flags, measured, tuple(processes.values()), scheduler, exit_code, timeline.progress_at(run.end),
+        version, model, gpu, flags, measured, scheduler, exit_code, timeline.progress_at(run.end),
         None if version else _releases(lines), frozenset(traits), cards,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import Log, LogLine, contains_any, kernel_message, process_owner, quote
+from plimsoll.doctor.rules.log_text import Log, LogLine, kernel_message, process_owner, quote
 from plimsoll.doctor.words import finding
 from plimsoll.findings import Finding, Remedy
 from plimsoll.units import KIB, MIB, format_gib
@@ -78,8 +78,6 @@ class _Shortage:
 
 def read_kills(log: Log) -> list[OomKill]:
     """Every kill in the text, in order; a victim that two lines name counts once."""
-    if not contains_any(log.lines, "oom_killer"):
-        return []
     kills: list[OomKill] = []
     shortage = _Shortage()
     for line in log.lines:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.host_memory import judge_kills, read_kills
-from plimsoll.doctor.rules.log_text import Log, LogLine, TextVerdict, contains_any, kernel_message, process_owner, quote
+from plimsoll.doctor.rules.log_text import Log, LogLine, TextVerdict, kernel_message, process_owner, quote
 from plimsoll.doctor.words import finding, words
 from plimsoll.findings import Finding, Remedy, Severity
 
@@ -112,7 +112,7 @@ def judge_kernel(log: Log) -> TextVerdict[tuple[str, ...]]:
     """Findings of the kernel lines in this text, and notes on what is not the cause by itself."""
     xids: list[XidEvent] = []
     rest: list[tuple[str, LogLine]] = []
-    for line in log.lines if contains_any(log.lines, "kernel") else ():
+    for line in log.lines:
         if not any(word in line.text for word in words("names")["written_by"]["kernel"]):
             continue
         text = line.text if "No space left" in line.text and not line.process else kernel_message(line)

@@ -44,20 +44,11 @@ WRAPPED_SHARE = 0.2  # of the lines: fewer records of another shape than that ar
 LONGEST = 16 << 10  # characters of one line that are kept: a dumped configuration is long, a progress bar endless
 
 
-_BATCH = 2048  # lines searched at once: fast, and a huge log is never copied whole
 WRITTEN_BY: dict[str, list[str]] = words("names")["written_by"]  # words that occur in text of other programs
 KINDS = {
     "kernel": ("oom_killer", "kernel"), "supervisor": ("pod", "pod_event", "pod_row", "docker", "systemd"),
     "nvidia-smi": ("smi", "smi_error"),
 }  # fmt: skip
-
-
-def contains_any(lines: Iterable[LogLine], *writers: str) -> bool:
-    """True if any line that no vLLM process printed holds any word of these writers."""
-    texts = [line.text for line in lines if not line.process]
-    batches = ("\n".join(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH))
-    wanted = [word for writer in writers for word in WRITTEN_BY[writer]]
-    return any(word in batch for batch in batches for word in wanted)
 
 
 MOST_QUOTED = 6  # lines of evidence for one finding: enough to check, short enough to read
@@ -67,11 +58,7 @@ LONGEST_QUOTE = 400
 # [Sat Nov 15 08:00:00 2026], with day and month in the language of whoever asked.
 _STAMPS = r"(?:\s{0,8}(?:<\d{1,3}>|\[[ \d]{1,12}\.\d{1,9}\]|\[[^\[\]]{4,24} \d\d:\d\d:\d\d \d{4}\]|kernel:)){1,4}\s?"
 
-_VLLM = ("vllm", "ray::", "pt_main_thread", "lmcache", "mooncake")  # and what serves it KV blocks
-_PYTHON = ("python", "uvicorn", "api_server", "enginecore", "multiproc")
-_COMPILERS = frozenset(
-    "cicc nvcc ptxas ninja cc1plus cc1 c++ g++ gcc clang clang++ lto1 ld ld.lld ld.gold cudafe++ fatbinary nvlink rustc".split()
-)
+_OWNERS = {owner: tuple(some) for owner, some in words("names")["owners"].items()}
 
 
 # What a record of the kernel, or of a daemon that kills for want of memory, begins with. Inside a sentence the same words are
@@ -107,8 +94,8 @@ def quote(log: Log, lines: Iterable[LogLine]) -> tuple[Evidence, ...]:
 def process_owner(name: str) -> str:
     """Whose process bears this name: "vllm" for sure, "python" (most likely the server), "compiler", or "other"."""
     name = name.strip().lower()
-    if name.startswith(_VLLM):
+    if name.startswith(_OWNERS["vllm"]):
         return "vllm"
-    if name in _COMPILERS:
+    if name in _OWNERS["compilers"]:
         return "compiler"
-    return "python" if name.startswith(_PYTHON) else "other"
+    return "python" if name.startswith(_OWNERS["python"]) else "other"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from plimsoll.doctor.remedies.runtime import kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.rules.contained import finding_of_page
 from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM, matters, recomputed_share
-from plimsoll.doctor.words import finding
+from plimsoll.doctor.words import finding, words
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.vllm.metrics import figure, on_page, releases_with
 from plimsoll.vllm.metrics_page import Histogram, Page, Sample
@@ -24,15 +24,7 @@ _SAMPLES_MAX, _BUCKETS_MAX = 4096, 32768
 """Of one name, over all engines: a page with more is made to keep us busy."""
 _OF_ITS_OWN = frozenset({"reason", "sleep_state", "finished_reason", "source", "le"})
 _GAUGES = ("kv_cache_usage", "running", "waiting", "swapped")
-TOTALS = (
-    "preemptions", "success", "prompt_tokens", "generation_tokens", "prompt_tokens_cached", "prefix_queries", "prefix_hits",
-    "admission_rejections",
-)  # fmt: skip
-_CACHE_LABELS = (
-    "num_gpu_blocks", "block_size", "kv_cache_size_tokens", "kv_cache_max_concurrency", "gpu_memory_utilization",
-    "kv_cache_memory_bytes", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks_override", "sliding_window",
-    "kv_offloading_size", "swap_space_bytes", "num_cpu_blocks",
-)  # fmt: skip
+TOTALS, _CACHE_LABELS = words("names")["page"]["totals"], words("names")["page"]["cache"]
 
 
 class EngineMetrics(NamedTuple):

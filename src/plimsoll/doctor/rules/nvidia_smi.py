@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import WRITTEN_BY, Log, LogLine, TextVerdict, contains_any, quote
+from plimsoll.doctor.rules.log_text import WRITTEN_BY, Log, LogLine, TextVerdict, quote
 from plimsoll.doctor.words import finding
 from plimsoll.findings import Code, Finding, Severity
 
@@ -202,8 +202,6 @@ class SmiFacts(NamedTuple):
 
 def judge_nvidia_smi(log: Log) -> TextVerdict[SmiFacts]:
     """Facts for other judges, and findings only for what the tool itself calls broken."""
-    if not contains_any(log.lines, "smi", "smi_error"):
-        return TextVerdict([], SmiFacts())
     lines = [line for line in log.lines if not line.process]
     full, health = read_full(lines)
     facts = SmiFacts((*read_tables(lines), *full), health)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from plimsoll.doctor.rules.exit_codes import judge_exit
-from plimsoll.doctor.rules.log_text import WRITTEN_BY, Log, LogLine, TextVerdict, contains_any, quote
+from plimsoll.doctor.rules.log_text import WRITTEN_BY, Log, LogLine, TextVerdict, quote
 from plimsoll.doctor.rules.supervisors import (
     MOST_ENDINGS,
     MOST_EVENTS,
@@ -28,14 +28,7 @@ from plimsoll.units import format_gib
 _SHM = "/dev" + "/shm"
 _EVENT = r"(?:^|\s)(?:Normal|Warning)\s{2,60}(?P<reason>[A-Z][A-Za-z]{2,40})\s{1,60}(?P<message>\S.{0,2000})"
 _OBJECT = r"[a-z]{2,40}/\S"  # the third column of `kubectl get events`
-_REASONS = frozenset(
-    "Killing Unhealthy BackOff Failed FailedScheduling Evicted OOMKilling SystemOOM Preempted Preempting NodeNotReady "
-    "TaintManagerEviction NodeShutdown FailedMount FailedAttachVolume FailedCreatePodSandBox UnexpectedAdmissionError "
-    "ExceededGracePeriod EvictionThresholdMet FailedKillPod InspectFailed ErrImageNeverPull".split()
-)
-_POD_REASONS = frozenset(
-    "Evicted NodeLost Shutdown Terminated Preempting UnexpectedAdmissionError DeadlineExceeded NodeShutdown".split()
-)
+_KNOWN = words("names")["supervisors"]
 _POD_ROW = (
     r"^\s{0,8}(?P<name>[a-z0-9][\w.\-/]{2,120})\s{1,60}\d{1,3}/\d{1,3}\s{1,60}"
     r"(?P<status>[A-Z][\w:]{2,40})\s{1,60}(?P<restarts>\d{1,6})\b"
@@ -101,7 +94,7 @@ class _PodReader:
             self.in_containers, self.container = indent == 0, ""
         elif self.in_containers and indent == 2 and not value:
             self.container = key
-        elif indent <= 2 and key == "reason" and value in _POD_REASONS:
+        elif indent <= 2 and key == "reason" and value in _KNOWN["pods"]:
             self.facts = facts._replace(pod_reason=value, pod_lines=(*facts.pod_lines, line))
         elif indent <= 2 and key == "message" and value and not facts.pod_message:
             self.facts = facts._replace(pod_message=value[:500], pod_lines=(*facts.pod_lines, line))
@@ -160,8 +153,6 @@ class _PodReader:
 
 def read_pods(log: Log) -> PodFacts:
     """Reads the Kubernetes text among these lines; other text gives empty facts."""
-    if not contains_any(log.lines, "pod", "pod_event", "pod_row"):
-        return PodFacts()
     # Where a server itself speaks, an object with another name is another's.
     is_beside = any(line.process or line.place for line in log.lines)
     known = {line.server for line in log.lines if line.server}
@@ -180,7 +171,7 @@ def read_pods(log: Log) -> PodFacts:
     for line in lines:
         found = re.search(_EVENT, line.text) if any(word in line.text for word in WRITTEN_BY["pod_event"]) else None
         is_told = found is not None and (re.match(_OBJECT, found["message"]) is None or is_ours(found["message"]))
-        if found is not None and is_told and found["reason"] in _REASONS and len(events) < MOST_EVENTS:
+        if found is not None and is_told and found["reason"] in _KNOWN["events"] and len(events) < MOST_EVENTS:
             count = re.search(r"\(x(\d{1,7}) over ", line.text)
             events.append(PodEvent(found["reason"], found["message"].strip(), int(count[1]) if count else 1, line))
         if any(state in line.text for state in WRITTEN_BY["pod_row"]) and is_ours(line.text):

@@ -33,7 +33,6 @@ MEANINGFUL_BYTES = 128 << 20
 _START_SHARE = 0.5  # more live memory than that again, and mostly what a start makes: the server was still starting
 
 _PLACES_TOLD = 3
-_BY_SIZE = "blocks of "
 
 
 class SnapshotGrowth(NamedTuple):
@@ -51,7 +50,6 @@ def _growth(
 ) -> tuple[SnapshotGrowth, Finding | None]:  # fmt: skip
     """Compare two snapshots of one process; a finding where live memory grew enough to matter, not what torch can return."""
     # Live bytes and blocks by place. Blocks without a stack go by size: what is fixed is in both and cancels out.
-    held: Counter[tuple[str, Category]] = Counter()
     sizes: Counter[tuple[str, Category]] = Counter()
     blocks: Counter[tuple[str, Category]] = Counter()
     for snapshot, categories_of, sign in ((before, earlier, -1), (now, named, 1)):
@@ -61,30 +59,25 @@ def _growth(
                 if category is None:
                     continue
                 if block.stack == NO_STACK:
-                    key = f"{_BY_SIZE}{sized(block.size)}", category
+                    key = f"blocks of {sized(block.size)}", category
                 else:
                     if block.stack not in stacks:
                         stacks[block.stack] = format_stack(snapshot.stack_of(block.stack))
                     key = stacks[block.stack], category
                 sizes[key] += sign * block.size
                 blocks[key] += sign
-                held[key] += block.size if sign < 0 else 0
     by_category: Counter[Category] = Counter()
     for (_, category), size in sizes.items():
         by_category[category] += size
     more = sum(by_category.values())
-    is_large = more > sum(held.values()) * _START_SHARE  # far more than before, which traffic rarely makes
-    made_at_start = sum(
-        size for (what, category), size in sizes.items()
-        if category in FIXED or (what.startswith(_BY_SIZE) and not held[what, category])
-    )  # fmt: skip
     fixed = sum(size for category, size in by_category.items() if category in FIXED)
     before_facts = device_facts(before, earlier)
+    is_large = more > sum(each.active for each in before_facts) * _START_SHARE  # far more, which traffic rarely makes
     releasable, pinned = (
         sum(getattr(each, name) for each in now_facts) - sum(getattr(each, name) for each in before_facts)
         for name in ("releasable", "pinned")
     )
-    grown = SnapshotGrowth(more - fixed, fixed, releasable, is_large and made_at_start * 2 >= more)
+    grown = SnapshotGrowth(more - fixed, fixed, releasable, is_large and fixed * 2 >= more)
     if grown.was_starting or grown.live < MEANINGFUL_BYTES:
         return grown, None
     live = [pair for pair in by_category.items() if pair[1] > 0 and pair[0] not in FIXED]
@@ -303,11 +296,6 @@ def _notes(snapshot: Snapshot, facts: tuple[DeviceFacts, ...], *, is_failure_kno
             notes.append(
                 f"Device {device.device}: {sized(device.releasable)} is free as whole segments or pages. torch returns it to "
                 f"the device by itself before it fails, so it is harmless."
-            )
-        if device.expandable_segments:
-            notes.append(
-                f"Device {device.device}: expandable segments grow in pages of 20 MiB (2 MiB for small requests), as long "
-                f"as the device has memory, and give whole free pages back; only the ends of gaps stay."
             )
         if device.pins and not is_failure_known:
             notes.append(

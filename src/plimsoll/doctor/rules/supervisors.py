@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import Log, LogLine, contains_any
+from plimsoll.doctor.rules.log_text import Log, LogLine
+from plimsoll.doctor.words import words
 
 MOST_ENDINGS = 500
 MOST_EVENTS = 2000
@@ -130,17 +131,12 @@ _CODE = r"code=(?P<how>exited|killed|dumped)(?:, (?:status=(?P<status>\d{1,5})|s
 _NUMBERS = {
     "HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15,
 }  # fmt: skip
-_SYSTEM_UNITS = (
-    "user@", "session-", "systemd-", "snap", "ssh", "dbus", "getty", "cron", "init.", "networkmanager", "apt-", "unattended",
-    "packagekit", "fwupd", "gdm", "polkit", "rsyslog", "run-", "app-", "dracut", "logrotate", "motd",
-)  # fmt: skip
+_SYSTEM_UNITS = tuple(words("names")["supervisors"]["system_units"])
 _SYSTEMD_GATE = (".service", ".scope", "code=", "Active: failed")
 
 
 def read_docker(log: Log) -> PodFacts:
     """Reads `docker inspect` and `docker ps`."""
-    if not contains_any(log.lines, "docker"):
-        return PodFacts()
     records: list[tuple[dict[str, str], list[LogLine]]] = []
     lines = [line for line in log.lines if not line.process]
     if any('"OOMKilled":' in line.text for line in lines):
@@ -236,8 +232,6 @@ class _Units:
 
 def read_systemd(log: Log) -> PodFacts:
     """Reads systemd's messages about units; units of the system itself become notes."""
-    if not contains_any(log.lines, "systemd"):
-        return PodFacts()
     units, current = _Units(), ""
     for line in log.lines:
         text = line.text

@@ -250,7 +250,6 @@ class EngineSample(NamedTuple):
     generation_per_s: float | None = None
     swapped: float | None = None
     preempted: float | None = None  # since the moment before
-    hit_rate: float | None = None
     number: int | None = None  # the line it was read from
     text: str = ""
     most_running: float | None = None  # --max-num-seqs, where it is known

@@ -62,7 +62,6 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
         re.compile(r"Engine (\d{1,6}): Avg prompt"),
         re.compile(r"Swapped: (\d{1,9}) reqs"),
         re.compile(r"Preemptions: (\d{1,9})"),
-        re.compile(r"(?<!External )Prefix cache hit rate: (?:GPU: )?([\d.]{1,9})%"),
     )
 
 
@@ -83,12 +82,12 @@ def moments_of_log(log: Log) -> Mapping[EngineId, Sequence[EngineSample]]:
         running, waiting, percent, prompt, generation = (_number(said[name]) if said else None for name in names)
         if running is None or waiting is None:
             continue
-        swapped, preempted, hits = (_number(more[1]) if (more := one.search(text)) else None for one in others)
+        swapped, preempted = (_number(more[1]) if (more := one.search(text)) else None for one in others)
         of_it = found.setdefault(EngineId(line.server, line.process, str(int(engine[1])) if engine else ""), [])
         at = line.at if line.at is not None else of_it[-1].at_s + EVERY_S if of_it else 0.0
         of_it.append(EngineSample(
             at, running, waiting, percent / 100 if percent is not None else None, prompt, generation, swapped, preempted,
-            hits / 100 if hits is not None else None, line.number, text, most,
+            line.number, text, most,
         ))  # fmt: skip
     return found
 
@@ -114,16 +113,10 @@ def judge_queue(moments: Sequence[EngineSample], source: str, who: str) -> Findi
         share = sum(is_full(m.kv, m.running, m.most_running) for m in moments) / len(moments)
         most = max(full.moments, key=lambda m: m.waiting)
         running = median(m.running for m in full.moments)
-        # The hit rate often falls with it, and then more is computed again: worth a word, no finding of its own.
-        before = [m.hit_rate for m in moments if m.hit_rate is not None and m.at_s < full.moments[0].at_s]
-        during = [m.hit_rate for m in full.moments if m.hit_rate is not None]
-        fell = before and during and max(before) >= 0.2 and median(during) < max(before) / 4
         because = (
             f"For {duration(full.seconds)} the KV cache of {who} was full ({full.full:.0%} of that time) while requests "
             f"waited: up to {most.waiting:.0f}, with {running:.0f} running. Over all that was seen it was full {share:.0%} of "
-            f"the time."
-            + (f" The prefix cache's hit rate fell from {max(before):.0%} to {median(during):.0%} with it." if fell else "")
-            + " No forecast: it is at its limit already."
+            f"the time. No forecast: it is at its limit already."
         )
         return finding(
             "kv-saturated", _lines(source, full.moments[0], full.moments[-1], most), because,
