@@ -42,4 +42,4 @@ def facts_with(
     scheduler: Mapping[str, float] | None = None,
 ) -> LogFacts:  # fmt: skip
     """Facts of a log that says no more than this."""
-    return LogFacts(version, None, None, flags or {}, measured or Measured(), (), scheduler or {}, None, ServerProgress.UNKNOWN)
+    return LogFacts(version, None, None, flags or {}, measured or Measured(), scheduler or {}, None, ServerProgress.UNKNOWN)

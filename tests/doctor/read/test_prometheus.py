@@ -51,7 +51,7 @@ def test_a_range_becomes_series_in_our_units_and_names() -> None:
     assert math.isnan(by_figure["kv_cache_usage"].values[1])
     assert by_figure["gpu_used"].values == (float(1 << 30),)
     assert by_figure["host_resident"].values == (7.0,), "the Prometheus server's own memory is not vLLM's"
-    for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "plimsoll_torch_num_alloc_retries_total"):
+    for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "plimsoll_torch_inactive_split_bytes"):
         assert name in queries
 
 

@@ -97,7 +97,6 @@ def test_what_torch_writes_is_read() -> None:
     assert segment.is_expandable
     assert [block.state for block in segment.blocks] == [PENDING, FREE]
     assert [block.address for block in segment.blocks] == [4096, 4608]
-    assert segment.blocks[0].requested == 500
     assert snapshot.stack_of(segment.blocks[0].stack) == (StackFrame("/a.py", 3, "f"),)
     (failure,) = snapshot.failures
     assert (failure.device, failure.size, failure.device_free, failure.events_after) == (1, 7, 5, 0)
@@ -111,7 +110,7 @@ def test_every_protocol_that_torch_could_use_reads_the_same(protocol: int) -> No
 
 
 def test_the_plain_list_of_segments_and_a_snapshot_of_torch_2_0_are_read() -> None:
-    """Blocks had a history instead of a requested size and frames, and segments no pool."""
+    """Blocks had a history instead of frames, and segments no pool."""
     tree = serving().tree()
     assert _read(pickle.dumps(tree["segments"])).segments == _read(pickle.dumps(tree)).segments
     block = {"size": 512, "state": "active_allocated",
@@ -119,9 +118,8 @@ def test_the_plain_list_of_segments_and_a_snapshot_of_torch_2_0_are_read() -> No
     old = {"segments": [{"device": 0, "address": 1, "total_size": 1024, "stream": 0, "segment_type": "large",
                          "blocks": [block, {"size": 512, "state": "inactive"}]}], "device_traces": []}  # fmt: skip
     snapshot = _read(pickle.dumps(old))
-    first, second = snapshot.segments[0].blocks
-    assert (first.requested, first.state, snapshot.stack_of(first.stack)[0].name) == (400, LIVE, "f")
-    assert second.requested is None
+    first = snapshot.segments[0].blocks[0]
+    assert (first.state, snapshot.stack_of(first.stack)[0].name) == (LIVE, "f")
 
 
 def test_a_packed_snapshot_is_read(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_neighbours_aborts_storms_and_several_sites_are_told() -> None:
     (finding,) = said(
         STARTED, [core(contained(n, site=site)) for n, site in ((1, "forward"), (2, "logits"), (3, "forward"))]
     ).findings
-    assert "3 steps ran out of device memory (2 at forward, 1 at logits;" in finding.because
+    assert "3 steps ran out of device memory (2 at forward, 1 at logits), and" in finding.because
     assert "--max-logprobs" in [one.flag for one in finding.remedy]
 
 
@@ -257,7 +257,7 @@ def test_a_saved_state_tells_what_was_contained() -> None:
         '"contained": 3,',
     )
     told = (
-        "3 steps", "it lives", "8,192 tokens in 48 requests, at logits", "wants prompt_logprobs", "asked for 1.9 GiB",
+        "3 steps", "the server lives", "8,192 tokens in 48 requests, at logits", "wants prompt_logprobs", "asked for 1.9 GiB",
         "190,000 tokens were computed again", "1.7 s", "1 request was aborted", "at most 1024 tokens now, 8192",
         "drained and restarted", "it limps",
     )  # fmt: skip

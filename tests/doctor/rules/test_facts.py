@@ -13,7 +13,6 @@ from plimsoll.doctor.rules.facts import (
     LONGEST_NAME,
     LONGEST_VALUE,
     MOST_FLAGS,
-    MOST_PROCESSES,
     FailureCase,
     LogFacts,
     PlanFigures,
@@ -23,7 +22,7 @@ from plimsoll.doctor.rules.facts import (
     flags_of,
     more_room,
 )
-from plimsoll.doctor.rules.log_text import Log, LogLine
+from plimsoll.doctor.rules.log_text import Log
 from plimsoll.doctor.rules.root_cause import OomFigures
 from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.findings import Code, Finding, Remedy, Severity
@@ -182,16 +181,6 @@ def facts(log: Log) -> LogFacts:
 def test_a_fact_is_read_where_it_is_stated(line: str, fact: str, value: object) -> None:
     """Banners, exit codes, cards and the scheduler's last figures, in old and new words; what is none of them is unknown."""
     assert getattr(facts(pasted(line)), fact) == value
-
-
-def test_each_process_has_its_own_timeline() -> None:
-    """First and last line, how many, how many of them errors, and the last moment known; endless processes are cut."""
-    lines = [
-        LogLine(1, "EngineCore pid=2", "INFO", 10.0, "a"), LogLine(2, "Worker pid=3", "ERROR", 11.0, "b"),
-        LogLine(5, "EngineCore pid=2", "CRITICAL", None, "c"),
-    ]  # fmt: skip
-    assert facts(Log("x", lines)).processes == (("EngineCore pid=2", 1, 5, 2, 1, 10.0), ("Worker pid=3", 2, 2, 1, 1, 11.0))
-    assert len(facts(Log("x", [LogLine(n, f"p{n}", "", None, "a") for n in range(1, 500)])).processes) == MOST_PROCESSES
 
 
 @given(scrambled(START, DUMP))

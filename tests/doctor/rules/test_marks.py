@@ -25,7 +25,7 @@ def test_who_is_not_called_has_nothing_to_say(log: Log) -> None:
     kinds = kinds_in(log)
     assert "kernel" in kinds or not judge_kernel(log).findings
     assert "supervisor" in kinds or not judge_pods(log).findings
-    assert "nvidia-smi" in kinds or not judge_nvidia_smi(log).facts.readings
+    assert "nvidia-smi" in kinds or not judge_nvidia_smi(log).findings
 
 
 @each("piece", ["|", "| 0 ", " ", "[", "[ 1] ", "1", "a:", "Warning  ", "NVRM: Xid (", "(", "MiB |", ", ", "x.service: "])

@@ -8,7 +8,6 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.doctor.rules.root_cause import judge
 from plimsoll.doctor.rules.timeline import (
@@ -22,7 +21,6 @@ from plimsoll.doctor.rules.timeline import (
     read_exceptions,
     read_timeline,
     step_of_frames,
-    without_quotes,
 )
 from plimsoll.findings import Code
 from plimsoll.render.doctor import as_text
@@ -231,26 +229,10 @@ def test_any_frames_give_a_step_or_none(some: list[TracebackFrame]) -> None:
     assert step is None or (step.name in CODES and 0 < step.confidence < 1)
 
 
-ROOT = Path(__file__).parents[3]
-CRASH = log(STARTED, traceback(STEP), ENGINE_DEAD, source="failed.log")
-PAGE = ["# A", "See [that](a.md).", "## Why", 'It says "Engine core initialization failed", or `CUDA out of memory. Tried`.']
-
-
-@each("name", ["README.md", "docs/doctor.md", "docs/findings/engine.dead.md", "docs/findings/kv.saturated.md"])
-def test_a_written_page_has_no_failure(name: str) -> None:
-    """Our own pages quote many errors, and no server of ours failed."""
-    told = diagnose([read_log(str(ROOT / name), source=name)])
-    assert (told.memory_failure, told.findings) == (None, ())
-    assert "somebody wrote" in str(told.facts["remarks"])
-
-
-def test_a_log_beside_a_page_or_a_report_is_still_read() -> None:
-    """Where records of a program stand in a page, nothing of it is passed over; of an earlier report all is."""
-    pasted = CRASH._replace(lines=[*log(PAGE).lines, *CRASH.lines])
-    assert without_quotes(pasted) == (pasted, False)
-    assert diagnose([pasted]).findings[0].code is Code.RUNTIME_FORWARD
-    assert diagnose([log(PAGE[:3], "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")]).memory_failure
-    report = log(*str(as_text(diagnose([CRASH]))).splitlines(), source="report.txt")
+def test_an_earlier_report_has_no_failure_and_a_log_beside_it_does() -> None:
+    """Of a report all is passed over."""
+    crash = log(STARTED, traceback(STEP), ENGINE_DEAD, source="failed.log")
+    report = log(*str(as_text(diagnose([crash]))).splitlines(), source="report.txt")
     assert diagnose([report]).findings == ()
-    both = CRASH._replace(lines=[*report.lines, *CRASH.lines])
+    both = crash._replace(lines=[*report.lines, *crash.lines])
     assert [one.code for one in diagnose([both]).findings] == [Code.RUNTIME_FORWARD]

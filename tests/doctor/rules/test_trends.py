@@ -93,7 +93,6 @@ def beside(log: Log, *lines: LogLine) -> Log:
     ("without the size the share is not known", log_of(*[OFTEN] * 12), [(Code.KV_PREEMPTION_STORM, 0.55)]),
     ("saturation is not told beside the storm it comes with", beside(log_of(*[FULL] * 12, form=V0), *WARNED),
      [(Code.KV_PREEMPTION_STORM, 0.85)]),
-    ("what was swapped out is a storm too", log_of(*[FULL | {"swapped": 7}] * 12, form=V0), [(Code.KV_PREEMPTION_STORM, 0.55)]),
     ("a minute of running requests without a token", log_of({}, {}, *[STILL] * 8), [(Code.ENGINE_WEDGED, 0.7)]),
     ("tokens came again", log_of(*[STILL] * 8, {}), []), ("three lines are too few", log_of({}, *[STILL] * 3), []),
     ("requests that only wait, a minute without a token", log_of({}, *[STILL | {"running": 0, "waiting": 3}] * 8),
@@ -132,12 +131,7 @@ def test_periodic_lines_become_moments() -> None:
     """Every figure of the line, in our units, with whose it is."""
     ((whose, found),) = moments_of_log(log_of({"more": ", Preemptions: 2"}, {})).items()
     assert whose == EngineId("", "APIServer pid=1", "0")
-    assert [(one.at_s, one.kv, one.preempted, one.hit_rate) for one in found] == [
-        (1000, 0.5, 2.0, 0.05),
-        (1010, 0.5, None, 0.05),
-    ]
-    ((external,),) = moments_of_log(log_of({}, form=V1 + ", External prefix cache hit rate: 90.0%")).values()
-    assert external.hit_rate == 0.05
+    assert [(one.at_s, one.kv, one.preempted) for one in found] == [(1000, 0.5, 2.0), (1010, 0.5, None)]
 
 
 def test_spoiled_lines_are_passed_over() -> None:
@@ -183,12 +177,6 @@ HELD = [
     series_of("torch_inactive_split", TIMES, [100 * MIB] * 300, gpu="0"),
     *CARD,
 ]
-RETRIES = [
-    series_of("torch_alloc_retries", TIMES, [float(i // 60) for i in range(300)], gpu="0"),
-    series_of("torch_reserved", TIMES, [v + 3 * GIB for v in VALUES], gpu="0"),
-]
-SHORT = [15.0 * i for i in range(100)]
-REALLY_FULL = [series_of("torch_allocated", SHORT, [LEVEL] * 100), series_of("torch_reserved", SHORT, [LEVEL + 50 * MIB] * 100)]
 STOPS = [100.0 * min(i, 40) for i in range(60)]
 FROZEN: dict[str, object] = {"steps": STOPS, "generation_tokens": STOPS, "prompt_tokens": STOPS, "success": STOPS}
 AWAKE = MetricSeries(
@@ -201,14 +189,6 @@ WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
 @each(("promise", "series", "found", "words"), [
     ("what torch cannot give back grows, with a forecast", HELD, [(Code.GPU_GROWTH, WARNING, 0.85)],
      ["an hour (95 %", "limit is reached in 2.1 days"]),
-    ("with retries it is critical, and fragmentation is told beside it", [*HELD, *RETRIES],
-     [(Code.GPU_GROWTH, CRITICAL, 0.85), (Code.ALLOCATOR_FRAGMENTATION, CRITICAL, 0.75)], ["already fail at first"]),
-    ("retries on a card that is really full", [series_of("torch_alloc_retries", SHORT, [float(i // 20) for i in range(100)]),
-      *REALLY_FULL],
-     [(Code.ALLOCATOR_FRAGMENTATION, WARNING, 0.35)], ["really full"]),
-    ("retries that are long over", [series_of("torch_alloc_retries", SHORT, [float(min(i, 20)) for i in range(100)]),
-      *REALLY_FULL],
-     [], []),
     ("the driver's figure alone is less sure", [series_of("gpu_used", TIMES, VALUES)], [(Code.GPU_GROWTH, WARNING, 0.6)],
      ["No forecast: the limit is not known."]),
     ("under a day without load it is half a guess", [series_of("gpu_used", *growing(hours=8))],
@@ -238,7 +218,7 @@ WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
 def test_ranges_and_their_findings(
     promise: str, series: list[MetricSeries], found: list[tuple[Code, Severity, float]], words: list[str]
 ) -> None:
-    """Memory that grows and goes on, retries, queues, storms and wedges; a restart neither hides nor invents any."""
+    """Memory that grows and goes on, queues, storms and wedges; a restart neither hides nor invents any."""
     judged = judge_trends(series, "range")
     assert [(one.code, one.severity, one.confidence) for one in judged] == found, promise
     assert all(word in judged[0].because for word in words)

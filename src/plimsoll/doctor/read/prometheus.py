@@ -29,7 +29,7 @@ _PAGES = ("/graph", "/query", "/targets", "/alerts", "/status", "/metrics", "/ap
 # What a judge of trends needs, by our names; vLLM's spelling of every era is asked for.
 _FIGURES = (
     "kv_cache_usage", "running", "waiting", "preemptions", "success", "prompt_tokens", "generation_tokens",
-    "prefix_queries", "prefix_hits", "swapped",
+    "prefix_queries", "prefix_hits",
 )  # fmt: skip
 _BY_LABEL = {"waiting_by_reason": "reason", "sleep_state": "sleep_state"}
 # Of a histogram only how many: the steps since the start.

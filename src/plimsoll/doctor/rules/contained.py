@@ -449,7 +449,7 @@ def finding_of_contained(
     remedy = tuple(dict.fromkeys(one for some in offers for one in some))
 
     newest, at = failures[-1], [f"{number} at {site}" for site, number in sites.most_common()]
-    where = f" ({', '.join(at)})" if len(sites) > 1 else f" at {newest.site}"
+    where = f" ({', '.join(at)})" if len(sites) > 1 else f" at {next(iter(sites))}"
     grown = [one.limit_tokens for one in said.grown if limits and one.at > said.contained[-1].at]
     told_of_it = Survival(
         contained=said.total, aborted=len(said.aborted), recomputed_tokens=sum(one.recomputed or 0 for one in said.contained),

@@ -48,7 +48,7 @@ from plimsoll.doctor.rules.timeline import (
     ServerProgress,
     kinds_in,
     read_timeline,
-    without_quotes,
+    without_reports,
 )
 from plimsoll.doctor.rules.trend_growth import is_full, matters
 from plimsoll.doctor.rules.trends import judge_log_trends, moments_of_log
@@ -186,8 +186,7 @@ def evidence(log: Log, index: int) -> Evidence:
 
 def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[FailureText] = TEXTS) -> LogDiagnosis:
     """The findings of one text input, its own root cause first."""
-    log, is_written = without_quotes(log)
-    timeline = read_timeline(log, texts)
+    timeline = read_timeline(without_reports(log), texts)
     log = timeline.log  # without what users wrote
     contained = read_contained(log.lines) if any(line.text.startswith(START) for line in log.lines) else None
     survived: tuple[OomFigures, ...] = ()
@@ -242,9 +241,6 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[FailureText] = 
         findings.append(finding_of_contained(contained, survived, facts, proof, is_alive=is_alive))
     kinds = kinds_in(log)
     around, remarks = _judge_others(log, kinds)
-    remarks += (
-        [f"{log.source} is a page that somebody wrote: the errors that it quotes are taken for nobody's"] if is_written else []
-    )
     has_trends = any("throughput" in line.text or "is preempted by" in line.text for line in log.lines)
     # One preempted request is worth no finding.
     trends = [one for one in judge_log_trends(log) if one.severity is not Severity.INFO] if has_trends else []

@@ -602,8 +602,7 @@ def _runs(lines: Sequence[LogLine], hits: Sequence[Hit], exceptions: Sequence[Lo
     return [ServerRun(first, end) for first, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
 
 
-# Reports of `plimsoll doctor` and written pages quote errors that nobody had. A written page is recognised by its Markdown,
-# and only where it holds no log record: somebody may have pasted one.
+# A report of `plimsoll doctor` quotes errors.
 _HEAD = re.compile(r"memory failure: (?:yes|no|unknown|cannot be told|(?:probably|perhaps)(?: not)?)(?:   \(|\s*$)")
 # The lines of a report that are not indented; what it quotes has lost the level that a log's record has.
 _GOES_ON = re.compile(
@@ -613,31 +612,16 @@ _GOES_ON = re.compile(
     r"look next: |Failed first: |Run \d|No version is |"
     r"Nothing wrong was found\.|No failure was recognised\."
 )
-_HEADING = re.compile(r"#{1,6} [A-Za-z]")
-_MARKED = re.compile(r"`[^`]{1,200}`|\]\([^)\s]{1,200}\)")  # code within a sentence, a link
-_QUOTES = re.compile(r"`|\"[^\"]{4,}\"")
-FEWEST_HEADINGS = 2
 
 
-def without_quotes(log: Log) -> tuple[Log, bool]:
-    """The log with every line blanked that only quotes one, and whether it is a page that somebody wrote."""
-    lines = log.lines
-    if any("memory failure: " in line.text for line in lines):
-        kept: list[LogLine] = []
-        inside = False
-        for line in lines:
-            goes_on = inside and not line.level and (bool(line.process) or _GOES_ON.match(line.text) is not None)
-            inside = goes_on or _HEAD.match(line.text) is not None
-            kept.append(line._replace(text="", process="") if inside else line)
-        lines = kept
-    first = next((line.text for line in lines if line.text.strip()), "")
-    is_written = (
-        first.startswith(("# ", "<"))
-        and not any(line.level or line.process or "Traceback (most recent call last)" in line.text for line in lines)
-        and sum(_HEADING.match(line.text) is not None for line in lines) >= FEWEST_HEADINGS
-        and any(_MARKED.search(line.text) for line in lines)
-    )
-    quotes = {at for at, line in enumerate(lines) if _QUOTES.search(line.text)} if is_written else set()
-    if quotes:
-        lines = [line._replace(text="", process="") if at in quotes else line for at, line in enumerate(lines)]
-    return (log if lines is log.lines else log._replace(lines=lines)), bool(quotes)
+def without_reports(log: Log) -> Log:
+    """The log with every line of a report of `plimsoll doctor` blanked."""
+    if not any("memory failure: " in line.text for line in log.lines):
+        return log
+    kept: list[LogLine] = []
+    inside = False
+    for line in log.lines:
+        goes_on = inside and not line.level and (bool(line.process) or _GOES_ON.match(line.text) is not None)
+        inside = goes_on or _HEAD.match(line.text) is not None
+        kept.append(line._replace(text="", process="") if inside else line)
+    return log._replace(lines=kept)

@@ -248,7 +248,6 @@ class EngineSample(NamedTuple):
     kv: float | None  # share of the KV cache in use
     prompt_per_s: float | None = None
     generation_per_s: float | None = None
-    swapped: float | None = None
     preempted: float | None = None  # since the moment before
     number: int | None = None  # the line it was read from
     text: str = ""

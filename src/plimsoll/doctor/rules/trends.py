@@ -5,7 +5,6 @@ Every finding says its slope or duration, how sure it is, and the time to the li
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from plimsoll.doctor.rules.trend_growth import (
     SEVERE_STORM,
     STORM,
     EngineSample,
-    Forecast,
     Growth,
     MetricSeries,
     ahead,
@@ -55,19 +53,8 @@ class EngineId(NamedTuple):
 _LEAST_DEFAULT = 128.0
 
 
-@functools.cache
-def _patterns() -> tuple[re.Pattern[str], ...]:
-    return (
-        re.compile(PERIODIC_STATS),
-        re.compile(r"Engine (\d{1,6}): Avg prompt"),
-        re.compile(r"Swapped: (\d{1,9}) reqs"),
-        re.compile(r"Preemptions: (\d{1,9})"),
-    )
-
-
 def moments_of_log(log: Log) -> Mapping[EngineId, Sequence[EngineSample]]:
     """The periodic lines of each engine in their order; without times of their own they count ten seconds each."""
-    periodic, rank, *others = _patterns()
     found: dict[EngineId, list[EngineSample]] = {}
     most = None
     for line in log.lines:
@@ -77,17 +64,17 @@ def moments_of_log(log: Log) -> Mapping[EngineId, Sequence[EngineSample]]:
                 most = float(given[1]) if given else _LEAST_DEFAULT
             continue
         text = line.text[:TEXT_MAX]
-        said, engine = periodic.search(text), rank.search(text)
+        said, engine = re.search(PERIODIC_STATS, text), re.search(r"Engine (\d{1,6}): Avg prompt", text)
         names = ("running", "waiting", "kv_percent", "prompt_per_s", "generation_per_s")
         running, waiting, percent, prompt, generation = (_number(said[name]) if said else None for name in names)
         if running is None or waiting is None:
             continue
-        swapped, preempted = (_number(more[1]) if (more := one.search(text)) else None for one in others)
+        counted = re.search(r"Preemptions: (\d{1,9})", text)
         of_it = found.setdefault(EngineId(line.server, line.process, str(int(engine[1])) if engine else ""), [])
         at = line.at if line.at is not None else of_it[-1].at_s + EVERY_S if of_it else 0.0
         of_it.append(EngineSample(
-            at, running, waiting, percent / 100 if percent is not None else None, prompt, generation, swapped, preempted,
-            line.number, text, most,
+            at, running, waiting, percent / 100 if percent is not None else None, prompt, generation,
+            _number(counted[1]) if counted else None, line.number, text, most,
         ))  # fmt: skip
     return found
 
@@ -103,7 +90,7 @@ PREEMPTIONS_LEAST = 10.0
 STUCK_LOG_S = 60.0
 STUCK_RANGE_S = 120.0
 _LONG_S = 180.0
-_SWAPPED_LEAST = 6
+_LINES_LEAST = 6
 
 
 def judge_queue(moments: Sequence[EngineSample], source: str, who: str) -> Finding | None:
@@ -155,7 +142,7 @@ def judge_recompute(
 
 
 def judge_log_preemption(moments: Sequence[EngineSample], kv_tokens: float | None, source: str, who: str) -> Finding | None:
-    """The same from periodic lines: some count preemptions in them, the first engine shows what it swapped out."""
+    """The same from periodic lines, where they count preemptions."""
     hit = [m for m in moments if (m.preempted or 0.0) > 0]
     count = sum(m.preempted or 0.0 for m in hit)
     if hit:
@@ -167,15 +154,10 @@ def judge_log_preemption(moments: Sequence[EngineSample], kv_tokens: float | Non
         if lengths:
             evidence, figures = _lines(source, hit[0], hit[-1]), {"running": median(m.running for m in hit)}
             return judge_recompute(count, done, median(lengths), seconds, source, who, evidence, figures)
-        if count < PREEMPTIONS_LEAST:
-            return None
-    else:
-        hit = [m for m in moments if (m.swapped or 0.0) > 0]
-        count = max((m.swapped or 0.0 for m in hit), default=0.0)
-        if len(hit) < _SWAPPED_LEAST:
-            return None
+    if count < PREEMPTIONS_LEAST:
+        return None
     running = median(m.running for m in hit)
-    if len(hit) < _SWAPPED_LEAST and count < running:
+    if len(hit) < _LINES_LEAST and count < running:
         return None
     because = (
         f"{len(hit)} periodic lines of {who} show preempted requests ({count:.0f} with {running:.0f} running)."
@@ -231,51 +213,51 @@ GPU_LEAST = 64.0 * MIB
 HOST_LEAST = 128.0 * MIB
 DAY_S = 86400.0
 _NO_LIMIT = float(1 << 60)  # how cgroups say that there is none
-_HELD_LEAST = 512.0 * MIB
+_SURE = 0.6  # from here on a limit within a day is critical
 # Labels that tell one GPU, process or container from another; the rest may differ between exporters.
 _WHERE = ("instance", "pod", "exported_pod", "container", "job", "gpu", "UUID", "device", "worker", "rank", "engine")
 
 
 def judge_memory(series: Sequence[MetricSeries], source: str) -> list[Finding]:
     """Growth of what torch cannot give back, and of the host's memory; of less telling figures only where nothing better is."""
-    rising = _retries(series)
-    own = list(_held(series))
-    on_gpu = own or [one for one in series if one.figure == "gpu_used"]
-    found = [
-        _gpu_finding(one, grown, series, source, rising, is_own=bool(own)) for one, grown in _growing(on_gpu, series, GPU_LEAST)
-    ]
-    if rising is not None:
-        found.append(_retry_finding(rising, series, source, is_growing=bool(found)))
+
+    def grown_finding(
+        row: str, what: str, one: MetricSeries, grown: Growth, limit: float | None, level: float | None, caveat: str,
+        confidence: float,
+    ) -> Finding:  # fmt: skip
+        coming = forecast(grown, limit, level)
+        is_short = grown.span_s < DAY_S and _load(series, one) is None
+        caution = " Less than a day was seen, and no load beside it: a daily rhythm would look the same." if is_short else ""
+        because = (
+            f"{what} {_who(one)} grew by {format_gib(round(grown.rise))} in {duration(grown.span_s)}, {rate(grown)}, "
+            f"and goes on (chance {max(grown.chance, 1e-9):.0e}). {ahead(coming, limit)}{caveat}{caution}"
+        )
+        is_soon = coming is not None and coming.likely_s < DAY_S and confidence >= _SURE
+        return finding(
+            row, _shown(one, source), because, severity=Severity.CRITICAL if is_soon else None,
+            confidence=min(confidence, 0.5) if caution else confidence,
+        )  # fmt: skip
+
+    found, own = [], list(_held(series))
+    for one, grown in _growing(own or [one for one in series if one.figure == "gpu_used"], series, GPU_LEAST):
+        total, shown, free = (_last(_partner(series, one, f"gpu_{name}")) for name in ("total", "used", "free"))
+        if not total and shown is not None and free is not None and shown + free > GIB:
+            total = shown + free
+        if own:
+            what = "What torch cannot give back on"
+            found.append(grown_finding("torch-growth", what, one, grown, total, shown, "", 0.85))
+        else:
+            caveat = " What torch could give back is in this figure: plimsoll's allocator metrics would tell."
+            found.append(grown_finding("gpu-growth", "The memory in use on", one, grown, total, grown.level, caveat, 0.6))
     resident = [one for one in series if one.figure in ("host_resident", "container_resident")]
-    is_sure = bool(resident)
-    for one, grown in _growing(
-        resident or [one for one in series if one.figure == "container_working_set"], series, HOST_LEAST
-    ):
+    watched = resident or [one for one in series if one.figure == "container_working_set"]
+    for one, grown in _growing(watched, series, HOST_LEAST):
         limit = _last(_partner(series, one, "container_limit"))
         limit = limit if limit is not None and 0 < limit < _NO_LIMIT else None
-        coming = forecast(grown, limit)
-        files = "" if is_sure else " The working set holds cached files too, which the kernel drops when it must."
-        because, confidence = _grown(
-            f"The host memory of {_who(one)}", grown, coming, limit, series, one, files, 0.8 if is_sure else 0.4
-        )
-        soon = coming is not None and coming.likely_s < DAY_S and is_sure
-        severity = Severity.CRITICAL if soon else None
-        found.append(finding("host-growth", _shown(one, source), because, severity=severity, confidence=confidence))
+        files = "" if resident else " The working set holds cached files too, which the kernel drops when it must."
+        sure = 0.8 if resident else 0.4
+        found.append(grown_finding("host-growth", "The host memory of", one, grown, limit, None, files, sure))
     return found
-
-
-def _grown(
-    what: str, grown: Growth, coming: Forecast | None, limit: float | None, series: Sequence[MetricSeries], one: MetricSeries,
-    caveat: str, confidence: float,
-) -> tuple[str, float]:  # fmt: skip
-    """The sentence on growing memory, and how sure it is."""
-    is_short = grown.span_s < DAY_S and _load(series, one) is None
-    caution = " Less than a day was seen, and no load beside it: a daily rhythm would look the same." if is_short else ""
-    because = (
-        f"{what} grew by {format_gib(round(grown.rise))} in {duration(grown.span_s)}, {rate(grown)}, "
-        f"and goes on (chance {max(grown.chance, 1e-9):.0e}). {ahead(coming, limit)}{caveat}{caution}"
-    )
-    return because, min(confidence, 0.5) if caution else confidence
 
 
 def _growing(
@@ -300,63 +282,9 @@ def _held(series: Sequence[MetricSeries]) -> Iterator[MetricSeries]:
         yield one._replace(values=values)
 
 
-def _gpu_finding(
-    one: MetricSeries, grown: Growth, series: Sequence[MetricSeries], source: str, rising: MetricSeries | None, *, is_own: bool
-) -> Finding:
-    total, shown, free = (_last(_partner(series, one, f"gpu_{name}")) for name in ("total", "used", "free"))
-    if not total and shown is not None and free is not None and shown + free > GIB:
-        total = shown + free
-    coming = forecast(grown, total, shown if is_own else grown.level)
-    what = "What torch cannot give back" if is_own else "The memory in use"
-    caveat = "" if is_own else " What torch could give back is in this figure: plimsoll's allocator metrics would tell."
-    sure = 0.85 if is_own else 0.6
-    because, confidence = _grown(f"{what} on {_who(one)}", grown, coming, total, series, one, caveat, sure)
-    if rising:
-        because += " Allocations already fail at first and are tried again: that is the sign that comes before the end."
-    soon = coming is not None and coming.likely_s < DAY_S
-    return finding(
-        "torch-growth" if is_own else "gpu-growth", _shown(one, source), because, confidence=confidence,
-        severity=Severity.CRITICAL if soon or rising else None,
-    )  # fmt: skip
-
-
-def _retry_finding(rising: MetricSeries, series: Sequence[MetricSeries], source: str, *, is_growing: bool) -> Finding:
-    allocated, reserved = (_last(_partner(series, rising, f"torch_{name}")) for name in ("allocated", "reserved"))
-    unused = reserved - allocated if reserved is not None and allocated is not None else None
-    failed = sum(_increase(one) for one in series if one.figure == "torch_ooms")
-    split = unused is not None and unused >= _HELD_LEAST
-    if unused is None:
-        said = "How much torch holds unused is not known."
-    elif split:
-        said = f"torch holds {format_gib(round(unused))} unused, cut into pieces too small for what was asked."
-    else:
-        said = f"torch holds only {format_gib(round(unused))} unused: the card is really full rather than cut into pieces."
-    because = (
-        f"On {_who(rising)} torch had to free its cache and try again {_increase(rising):.0f} times in "
-        f"{duration(rising.times[-1] - rising.times[0])}, also in the last half of it. {said}"
-        + (f" {failed:.0f} allocations failed for good." if failed else "")
-        + " No forecast: the size of the next request decides."
-    )
-    severity = Severity.CRITICAL if failed or is_growing else None
-    confidence = 0.75 if split else None
-    return finding("allocation-retries", _shown(rising, source), because, severity=severity, confidence=confidence)
-
-
-def _retries(series: Sequence[MetricSeries]) -> MetricSeries | None:
-    """The retry counter that rose most, if one rose in at least two places, one of them in its last half."""
-    found = []
-    for one in series:
-        if one.figure == "torch_alloc_retries" and len(one.times) >= 4:
-            rises = [t for (_, a), (t, b) in pairwise(zip(one.times, one.values, strict=True)) if b > a]
-            if len(rises) >= 2 and rises[-1] >= (one.times[0] + one.times[-1]) / 2:
-                found.append(one)
-    return max(found, key=_increase, default=None)
-
-
-def _increase(one: MetricSeries, *, over_restarts: bool = False) -> float:
-    """By how much a counter rose; what it counted after a restart belongs to it only where that is asked for."""
-    steps = pairwise(v for v in one.values if math.isfinite(v))
-    return sum(b - a if b >= a else b for a, b in steps if b > a or over_restarts)
+def _increase(one: MetricSeries) -> float:
+    """By how much a counter rose, also over restarts."""
+    return sum(b - a if b >= a else b for a, b in pairwise(v for v in one.values if math.isfinite(v)))
 
 
 def _load(series: Sequence[MetricSeries], one: MetricSeries) -> tuple[Sequence[float], Sequence[float]] | None:
@@ -497,7 +425,7 @@ def _judge_engine(engine: _Engine, who: str, end_s: float, source: str) -> list[
     ]
     if not moments:
         return []
-    totals = {name: sum(_increase(s, over_restarts=True) for s in engine.get(name, ())) for name in _TOTALS}
+    totals = {name: sum(_increase(s) for s in engine.get(name, ())) for name in _TOTALS}
     prompt, generation, finished = totals["prompt_tokens"], totals["generation_tokens"], totals["success"]
     length = (prompt + generation / 2) / finished if finished > 0 else None
     shown = tuple(
