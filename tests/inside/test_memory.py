@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read.snapshots import read_snapshot
-from plimsoll.doctor.rules.snapshot_facts import FREE, BlockCategories, Category, device_facts
+from plimsoll.doctor.rules.snapshot_facts import FREE, Category, device_facts
 from plimsoll.inside.figures import GROUPS
 from plimsoll.inside.memory import (
     HISTORY_MAX_ENTRIES,
@@ -58,7 +58,7 @@ def test_walk_statistics_and_doctor_agree(path: Path) -> None:
     snapshot = read_snapshot(path)
     some = next(iter(Category))
     named = tuple(tuple(None if block.state == FREE else some for block in each.blocks) for each in snapshot.segments)
-    (facts,) = device_facts(snapshot, BlockCategories(named, frozenset()))
+    (facts,) = device_facts(snapshot, named)
     found = walk(raw_segments(path), 0)
     told = (found.reserved, found.active, found.releasable, found.private_reserved, found.largest_free_block)
     assert told == (facts.reserved, facts.active, facts.releasable, facts.private_reserved, facts.largest_free)

@@ -49,11 +49,10 @@ def judge_exit(code: int, *, stop_seen: bool | None = None) -> ExitVerdict:
         return ExitVerdict(None, f"Exit code {code}: ended by {name}.", "why: this signal is seldom sent to a server")
     if row is None:
         return ExitVerdict(None, f"Exit code {code}: not one that vLLM or a supervisor gives a meaning.", _ABOVE)
-    sentence, unproven, more = row["sentence"], row["does_not_prove"], ()
-    if is_signal and number == _KILL and stop_seen:
-        sentence, more = sentence + _STOP_BEFORE, (_PATIENCE,)
+    is_late = is_signal and number == _KILL and bool(stop_seen)
+    sentence, unproven = row["sentence"] + (_STOP_BEFORE if is_late else ""), row["does_not_prove"]
     sentence = f"Exit code {code}: ended by {name}; {sentence}." if is_signal else sentence
     if "code" not in row:
         return ExitVerdict(None, sentence, unproven)
     found = finding(row, [Evidence("exit code", str(code))], f"{sentence} It does not prove {unproven}.")
-    return ExitVerdict(found._replace(remedy=(*found.remedy, *more)), sentence, unproven)
+    return ExitVerdict(found._replace(remedy=(*found.remedy, *([_PATIENCE] if is_late else []))), sentence, unproven)

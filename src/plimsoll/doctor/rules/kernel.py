@@ -57,7 +57,8 @@ def _judge_processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
             notes.append(f"no process of vLLM: {match[0][:100]}")
             continue
         kind = "stuck" if is_stuck else "opcode" if match["how"] == "trap invalid opcode" else "crash"
-        told = finding(words("kernel")[kind], quote(log, [line]), not_a_remedy=NOT_MEMORY, **match.groupdict(), where=where)
+        figures: dict[str, Any] = match.groupdict()
+        told = finding(words("kernel")[kind], quote(log, [line]), not_a_remedy=NOT_MEMORY, **figures, where=where)
         findings.setdefault("stuck" if is_stuck else "crash", told)
     return list(findings.values()), notes[:20]
 

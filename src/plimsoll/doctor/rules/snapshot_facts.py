@@ -203,6 +203,7 @@ class DeviceFacts(NamedTuple):
     private_free: int  # only of use to the pool that has it
     segments: int
     expandable_segments: int
+    largest_free: int  # the largest free block of the common pool, wherever it lies
     holes: tuple[Gap, ...]
     parts: tuple[CategoryUse, ...]
     pins: tuple[Pin, ...]
@@ -219,7 +220,7 @@ def device_facts(snapshot: Snapshot, named: BlockCategories) -> tuple[DeviceFact
 def _of_device(snapshot: Snapshot, named: BlockCategories, device: int, places: Sequence[int]) -> DeviceFacts:
     segments = [snapshot.segments[place] for place in places]
     private = [segment for segment in segments if segment.pool != DEFAULT_POOL]
-    whole, holes, pins = 0, [], []
+    whole, holes, pins = [], [], []  # free segments, gaps in others, and large segments that little keeps
     by_category: dict[Category, list[int]] = defaultdict(list)
     for place, segment in zip(places, segments, strict=True):
         held = [(b, category) for b, category in zip(segment.blocks, named[place], strict=True) if category is not None]
@@ -227,10 +228,10 @@ def _of_device(snapshot: Snapshot, named: BlockCategories, device: int, places: 
             by_category[category].append(block.size)
         if segment.pool != DEFAULT_POOL:
             continue
-        if all(block.state == FREE for block in segment.blocks):
-            whole += segment.size
-            continue
         gaps = [Gap(place, b.address, b.size, b.size - _whole_pages(segment, b)) for b in segment.blocks if b.state == FREE]
+        if len(gaps) == len(segment.blocks):
+            whole += gaps
+            continue
         holes += gaps
         pinned, in_use = sum(gap.pinned for gap in gaps), sum(block.size for block, _ in held)
         if pinned >= _PIN_BYTES and in_use <= _PIN_SHARE * segment.size:  # little memory pins it
@@ -241,10 +242,12 @@ def _of_device(snapshot: Snapshot, named: BlockCategories, device: int, places: 
         device=device, reserved=sum(segment.size for segment in segments),
         allocated=sum(block.size for segment in segments for block in segment.blocks if block.state == LIVE),
         active=sum(block.size for segment in segments for block in segment.blocks if block.state != FREE),
-        releasable=whole + sum(hole.size - hole.pinned for hole in holes), pinned=sum(hole.pinned for hole in holes),
+        releasable=sum(gap.size for gap in whole) + sum(hole.size - hole.pinned for hole in holes),
+        pinned=sum(hole.pinned for hole in holes),
         private_reserved=sum(segment.size for segment in private),
         private_free=sum(block.size for segment in private for block in segment.blocks if block.state == FREE),
         segments=len(segments), expandable_segments=sum(segment.is_expandable for segment in segments),
+        largest_free=max((gap.size for gap in (*holes, *whole)), default=0),
         holes=tuple(holes), parts=tuple(sorted(parts, key=lambda part: -part.bytes)),
         pins=tuple(sorted(pins, key=lambda pin: -pin.gap_bytes)[:_PINS_KEPT]),
     )  # fmt: skip
