@@ -43,27 +43,17 @@ def test_a_memory_failure_comes_with_something_to_do(one: Labelled) -> None:
     assert finding.not_a_remedy
 
 
-def test_the_neighbour_is_named_with_its_memory() -> None:
-    """On the H200 another process took 13.9 GiB while the server ran: its number and its size are said."""
-    one = next(one for one in labelled() if one.name == "0.25.1-neighbour")
-    finding = diagnosis(one.path).findings[0]
-    assert finding.code is Code.RUNTIME_NEIGHBOUR
-    assert "13.9" in finding.because
-
-
-def test_the_wrong_advice_of_vllm_is_not_repeated() -> None:
-    """Where no block is left for the cache, a shorter context is named as no use, whatever the message says."""
-    one = next(one for one in labelled() if one.name == "0.25.1-no-cache-blocks")
-    finding = diagnosis(one.path).findings[0]
-    assert any("--max-model-len" in useless for useless in finding.not_a_remedy)
-
-
-def test_a_set_cache_size_is_what_gets_smaller() -> None:
-    """The graph capture failed beside --kv-cache-memory-bytes: that is offered lower, not the utilisation it overrules."""
-    one = next(one for one in labelled() if one.name == "0.25.1-graph-capture")
-    flags = [remedy.flag for remedy in diagnosis(one.path).findings[0].remedy]
-    assert flags[0] == "--kv-cache-memory-bytes"
-    assert "--gpu-memory-utilization" not in flags
+@each(("name", "words", "flag", "useless"), [
+    ("0.25.1-neighbour", "13.9", None, ""),  # another process took so much while the server ran
+    ("0.25.1-no-cache-blocks", "", "--gpu-memory-utilization", "--max-model-len"),  # whatever vLLM's message says
+    ("0.25.1-graph-capture", "", "--kv-cache-memory-bytes", ""),  # it was set: the utilisation would be overruled
+])  # fmt: skip
+def test_the_finding_knows_this_server(name: str, words: str, flag: str | None, useless: str) -> None:
+    """The neighbour's size, the flag that helps first, and what is no use."""
+    finding = diagnosis(next(one.path for one in labelled() if one.name == name)).findings[0]
+    assert words in finding.because
+    assert finding.remedy[0].flag == flag
+    assert any(useless in one for one in finding.not_a_remedy)
 
 
 def test_the_kernels_word_settles_a_death_without_one() -> None:

@@ -249,27 +249,15 @@ def test_a_tree_that_holds_itself_is_refused_or_read() -> None:
 def _damaged() -> Iterator[object]:
     """The small tree with one field replaced by each of many wrong values."""
     wrong: tuple[object, ...] = (None, -1, 1 << 70, 1.5, True, "x", b"x", [], {}, (), [None], {"a": 1}, [[]])
-    places = [
-        ("segments",),
-        ("segments", 0),
-        ("device_traces",),
-        ("device_traces", 1),
-        ("device_traces", 1, 0),
-        ("allocator_settings",),
-    ]
-    places += [
-        ("segments", 0, name)
-        for name in (
-            "device", "address", "total_size", "stream", "segment_type", "segment_pool_id", "is_expandable", "frames",
-            "blocks",
-        )
-    ]  # fmt: skip
-    places += [
-        ("segments", 0, "blocks", 0, name) for name in ("size", "state", "requested_size", "frames", "address", "history")
-    ]
-    places += [("segments", 0, "blocks", 0, "frames", 0, name) for name in ("filename", "line", "name")]
-    places += [("device_traces", 1, 0, name) for name in ("action", "size", "device_free", "stream", "time_us", "frames")]
-    for place in places:
+    fields: dict[tuple[str | int, ...], str] = {
+        (): "segments device_traces allocator_settings",
+        ("segments", 0): "device address total_size stream segment_type segment_pool_id is_expandable frames blocks",
+        ("segments", 0, "blocks", 0): "size state frames address history",
+        ("segments", 0, "blocks", 0, "frames", 0): "filename line name",
+        ("device_traces", 1, 0): "action size device_free stream time_us frames",
+    }
+    places: list[tuple[str | int, ...]] = [("segments", 0), ("device_traces", 1), ("device_traces", 1, 0)]
+    for place in [*places, *((*above, name) for above, names in fields.items() for name in names.split())]:
         for value in wrong:
             tree = pickle.loads(SMALL)
             inner = tree

@@ -136,19 +136,6 @@ def test_wrappings_within_wrappings_end_somewhere() -> None:
 REAL = Path(__file__).parents[2] / "captures" / "vllm-0.25.1-h200" / "base.log"
 
 
-@each("wrapping", [name for name in WRAPPINGS if name != "CRI in parts"])
-def test_a_real_log_reads_the_same_in_any_wrapping(wrapping: str) -> None:
-    """Process, level and text of every line, and its number, are those of the bare log."""
-    raw = REAL.read_text(encoding="utf-8")
-    bare = lines_of(raw)
-    found = lines_of("\n".join(WRAPPINGS[wrapping](line) for line in raw.splitlines()))
-    assert [(line.number, line.process, line.text) for line in found] == [
-        (line.number, line.process, line.text) for line in bare
-    ]
-    if wrapping != "structured":  # that one says a level where the line does not
-        assert [line.level for line in found] == [line.level for line in bare]
-
-
 def test_two_servers_in_one_file_are_told_apart() -> None:
     """Compose mixes them line by line; each one's lines are all there, in their order."""
     raw = REAL.read_text(encoding="utf-8").splitlines()
