@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from plimsoll.doctor.words import finding, words
-from plimsoll.findings import Evidence, Finding, Remedy
+from plimsoll.findings import Evidence, Finding
 
 _SIGNALS = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
@@ -15,9 +15,9 @@ _SIGNALS = {
 _ABOVE = "what went wrong: the cause stands in the log, above the last traceback"
 _KILL = 9
 _STOP_BEFORE = ". It had been asked to stop before: the time that it was given for that may have run out"
-_PATIENCE = Remedy(
-    "a grace period above what its last requests need, with --shutdown-timeout below it", "else it is killed midway"
-)
+_PATIENCE = {
+    "do": "a grace period above what its last requests need, with --shutdown-timeout below it", "why": "else it is killed midway",
+}  # fmt: skip
 
 
 class ExitVerdict(NamedTuple):
@@ -54,5 +54,6 @@ def judge_exit(code: int, *, stop_seen: bool | None = None) -> ExitVerdict:
     sentence = f"Exit code {code}: ended by {name}; {sentence}." if is_signal else sentence
     if "code" not in row:
         return ExitVerdict(None, sentence, unproven)
+    row = {**row, "remedy": [*row.get("remedy", ()), *([_PATIENCE] if is_late else [])]}
     found = finding(row, [Evidence("exit code", str(code))], f"{sentence} It does not prove {unproven}.")
-    return ExitVerdict(found._replace(remedy=(*found.remedy, *([_PATIENCE] if is_late else []))), sentence, unproven)
+    return ExitVerdict(found, sentence, unproven)
