@@ -16,7 +16,8 @@ _ABOVE = "what went wrong: the cause stands in the log, above the last traceback
 _KILL = 9
 _STOP_BEFORE = ". It had been asked to stop before: the time that it was given for that may have run out"
 _PATIENCE = {
-    "do": "a grace period above what its last requests need, with --shutdown-timeout below it", "why": "else it is killed midway",
+    "do": "a grace period above what its last requests need, with --shutdown-timeout below it",
+    "why": "else it is killed midway",
 }  # fmt: skip
 
 
