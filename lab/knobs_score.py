@@ -1,8 +1,4 @@
-"""The H200 run of lab/gpu/knobs.py in tables: `python -m lab.knobs_score` writes them into docs/knobs.md.
-
-The recording of the first burst held the 16 requests of the warm-up as well; the forecast is made again here for the 64 of the
-burst alone, with the same recording and the same limits.
-"""
+"""The H200 run of lab/gpu/knobs.py in tables: `python -m lab.knobs_score` writes them into docs/knobs.md."""
 
 from __future__ import annotations
 
@@ -40,21 +36,6 @@ def forecast() -> KnobAdvice:
         return advise(read_measured(file.name), limits, Promise(*burst["promise_s"]))
 
 
-def by_guard() -> str:
-    """The run in which guard gave its advice amid the first burst, and `guardctl` set it."""
-    run = result("burst-by-guard")
-    started, *taken = (str(one["good"]) for one in run["bursts"] if one["burst"] != "as started 2")
-    early, whole = (re.match(r"with max-num-seqs (\d+), \d+ of (\d+)", run[name]) for name in ("guard_advice", "advice"))
-    assert early
-    assert whole
-    return (
-        f"In a second run guard advised **in the middle of the burst**, after {early[2]} of its {whole[2]} requests: "
-        f"{early[1]} sequences, set by `guardctl`, kept {' and '.join(taken)} instead of {started}; "
-        f"all {whole[2]} would have advised {whole[1]}, with a forecast of {run['forecast']}. "
-        "Guard now waits until nearly all requests have ended; that was not run again on the card."
-    )
-
-
 def tables() -> str:
     """Both parts of the run."""
     burst, advice = result("burst"), forecast()
@@ -65,19 +46,19 @@ def tables() -> str:
             f"| {one['burst']} | {one['in_force']} | {one['good']} of {one['requests']} | {one['failed']} | "
             f"{one['output_tokens_per_s']:.0f} | {one['ttft_ms']['p50'] / 1e3:.1f} s | {one['most_running']} |"
         )
-    knob, took = burst["set"].partition(" ")[0].split("=")
-    tried = {str(value): kept for name, value, kept in advice.tried if name == knob}
+    order = re.search(r"guardctl set burst (\S+)=(\d+)", burst["guard_advice"])
+    assert order
+    tried = {str(value): kept for name, value, kept in advice.tried if name == order[1]}
     came = " and ".join(str(one["good"]) for one in burst["bursts"] if one["burst"].startswith("set"))
     kept = ", ".join(f"{kept} with {value}" for value, kept in tried.items())
     rows += [
         "",
         (
-            f"Forecast for these 64 requests: {tried[took]} with {took}; it was {came}. The replay of the burst as started "
-            f"keeps {advice.replayed}, the server's stamps say {advice.measured}, the clients' {burst['bursts'][0]['good']}."
-            f" Tried: {kept}. (On the host the recording held 16 requests of a warm-up too, all within it: 51 of 80.)"
+            f"{burst['guard_advice_s']:.0f} s after the first burst `guardctl status` showed: `{burst['guard_advice']}`. "
+            f"Set so, {came} came. The same replay over all {burst['bursts'][0]['requests']} requests "
+            f"keeps {advice.replayed} as started, the server's stamps say {advice.measured}, the clients' "
+            f"{burst['bursts'][0]['good']}; tried: {kept}."
         ),
-        "",
-        by_guard(),
         "",
         "| runner | orders | an order took (median, most) | requests | failed | preemptions | longest gap in a stream |",
         "|---|---|---|---|---|---|---|",

@@ -145,11 +145,15 @@ class Engine:
         self._changed()
         self._note(f"{self.name}: its core {core}")
         if core is Core.CALLS:
-            self.soon(seconds, self.become, Core.WORKS)
+            self.soon(seconds, self._call_ends)
         elif core is Core.DEAD and seconds:
             self.soon(seconds, self.die, "crash")
         elif core is Core.WORKS:
             self.go_on()
+
+    def _call_ends(self) -> None:
+        if self.core is Core.CALLS:  # one that died in it stays dead
+            self.become(Core.WORKS)
 
     def go_on(self) -> None:
         """It finishes what has waited, one request after the other."""

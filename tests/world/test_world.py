@@ -84,6 +84,8 @@ ONCE_WRONG = {
     2002945: "an engine was stopped on a balancer's word that its check fails, and the check had passed for 14 s",
     2005755: "a hang was told later than the world allowed, as the engine's API had been too slow to answer guard",
     2009337: "an engine was started that its operator had stopped, as its supervisor no longer answered",
+    6001020: "an engine was started that its operator had stopped, as its supervisor told one thing and then another",
+    6012722: "an engine was stopped on a balancer's word that had changed within the last second",
     39426: "an engine was taken out that HAProxy's own check found down and that had been silent for a minute",
     5001403: "an operator asked for the restart of an engine that guard had said it cannot see, and requests were paused there",
 }

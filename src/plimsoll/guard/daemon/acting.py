@@ -404,7 +404,7 @@ class ActionRunner:
         )  # fmt: skip
         adapters = setup.adapters
         for name, one in adapters.items():
-            adapters[name] = one._replace(suffering=functools.partial(self.observer.suffering, name, setup.policy))
+            adapters[name] = self._informed(name, one)
         self.conductor = Conductor(adapters, setup.policy, ports, pause_s=ROUND_S, restore=self._restore)
 
         def count(name: str) -> int | None:
@@ -434,9 +434,13 @@ class ActionRunner:
                 table.pop(name, None)
         for name, target in found.items():
             if name not in self._setup.adapters:
-                suffering = functools.partial(self.observer.suffering, name, self._setup.policy)
-                self._setup.add(target, adapters_of(target, self._files)._replace(suffering=suffering))
+                self._setup.add(target, self._informed(name, adapters_of(target, self._files)))
                 self._pods[name] = target
+
+    def _informed(self, name: str, adapters: EngineAdapters) -> EngineAdapters:
+        """Returns the adapters of an engine, which can ask how the others bear it and what its witnesses say now."""
+        suffering = functools.partial(self.observer.suffering, name, self._setup.policy)
+        return adapters._replace(suffering=suffering, ask=functools.partial(self._ask_about, name))
 
     def _restore(self, run: ActionRun) -> EngineAdapters | None:
         """Returns the adapters of a pod on which an earlier guard was acting and that has gone since; None if it is unknown."""
@@ -622,11 +626,9 @@ class ActionRunner:
         self._traffic[name] = before.seen(self._clocks.clock(), health, is_down=is_down)
 
     async def _exit_of(self, name: str, adapters: EngineAdapters) -> ExitReport:
-        """Returns how it ended; a stop by hand stays known while the supervisor cannot say more and the engine stays away."""
+        """Returns how it ended; a stop by hand stays known until the engine is seen again or is said to have crashed."""
         report, before = await exit_report(adapters, self._logs.get(name)), self.exits.get(name, NO_EXIT)
-        if report is NO_EXIT and before.stopped and adapters.restarter is not None and self.observer.is_lost(name):
-            return before if await adapters.restarter.is_running() is None else report
-        return report
+        return before if before.stopped and not report.ended and self.observer.is_lost(name) else report
 
     def facts(self, name: str) -> DiscoveredFacts:
         """Returns the facts about an engine from its restarter, its balancer and the journal."""
