@@ -8,7 +8,8 @@ model is replaced by a clock of whole nanoseconds, so two runs of a case are equ
      "step_time": {"base_ns": ..., "token_ns": ..., "seq_ns": ..., "ctx_ps": ...}, "blocks": false,
      "turns": [[3, {"max-num-seqs": 2}], ...]}           # knobs, from a step on: plimsoll.inside's own turn them
 
-with the fields of `plimsoll.simulate.settings`, all of them. The answer is {"ok": true, "steps": [[16 integers], ...],
+with the fields of `plimsoll.simulate.settings`: all that are set. A request may name its "adapter", a number. The answer is
+{"ok": true, "steps": [[16 integers], ...],
 "requests": [[9 integers or null], ...], "summary": {...}}; where vLLM would never end, "ok" is false and "error" is "deadlock"
 (nothing can be scheduled) or "endless" (stopped at "most_steps" steps).
 """
@@ -26,6 +27,7 @@ from typing import Any, TextIO
 
 UNIQUE = 10**9  # first token of a prompt that shares nothing
 GENERATED = 2 * 10**9  # what a request generates, so that no two share it
+BITS, GOLDEN, DRAFT_DICE, SHARE_BITS = (1 << 64) - 1, 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 30
 MOST_IDLE_PASSES = 1000
 """Calls of schedule() in a row that neither run nor finish anything: a preemption may cause one, never this many."""
 MOST_STEPS = 60_000
@@ -47,6 +49,14 @@ def prompt_tokens(number: int, request: dict[str, Any], prefix_block: int) -> li
     return [one for one in request["ids"] for _ in range(prefix_block)][:length]
 
 
+def mixed(left: int, right: int) -> int:
+    """Both numbers as one of 64 bits, as the simulator mixes them."""
+    x = (left * GOLDEN + right + GOLDEN) & BITS
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & BITS
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & BITS
+    return x ^ (x >> 31)
+
+
 def mamba_mode(settings: dict[str, Any]) -> str:
     """States are aligned to blocks exactly when there is prefix caching."""
     return "align" if settings["prefix_caching"] else "none"
@@ -64,6 +74,12 @@ class Vllm:
         self.request: Any = importlib.import_module("vllm.v1.request").Request
         self.sampling: Any = importlib.import_module("vllm.sampling_params").SamplingParams
         self.output: Any = importlib.import_module("vllm.v1.outputs").ModelRunnerOutput
+        self.drafts: Any = importlib.import_module("vllm.v1.outputs").DraftTokenIds
+        self.speculative: Any = importlib.import_module("vllm.config.speculative").SpeculativeConfig
+        self.lora: Any = importlib.import_module("vllm.lora.request").LoRARequest
+        self.front: Any = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
+        self.outputs: Any = importlib.import_module("vllm.v1.engine.output_processor").OutputProcessor
+        self.refusals: Any = importlib.import_module("vllm.exceptions")
         arguments: Any = importlib.import_module("vllm.engine.arg_utils").EngineArgs
         self.config: Any = arguments(
             model=model, load_format="dummy", max_model_len=2048, enforce_eager=True, skip_tokenizer_init=True
@@ -87,6 +103,10 @@ class Vllm:
         limits.watermark = settings["watermark"]
         limits.scheduler_reserve_full_isl = settings["reserve_full_isl"]
         limits.policy = settings["policy"]
+        limits.max_num_queued_reqs = settings.get("max_num_queued_reqs")
+        limits.max_num_queued_tokens = settings.get("max_num_queued_tokens")
+        config.lora_config = SimpleNamespace(max_loras=settings["max_loras"]) if "max_loras" in settings else None
+        config.speculative_config = self.drafter(settings["speculation"]) if "speculation" in settings else None
         cache = config.cache_config
         cache.enable_prefix_caching = settings["prefix_caching"]
         cache.num_gpu_blocks = settings["num_blocks"]
@@ -95,6 +115,21 @@ class Vllm:
         cache.block_size = min(group["block_size"] for group in groups) if groups else settings["block_size"]
         has_states = any(group["kind"] == "mamba" for group in groups)
         cache.mamba_cache_mode = mamba_mode(settings) if has_states else "none"
+
+    def drafter(self, speculation: dict[str, Any]) -> Any:
+        """vLLM's own configuration of a drafter that keeps so many slots ahead; no draft model is read."""
+        tokens, drops = speculation["tokens"], speculation["drops_block"]
+        method = "eagle3" if speculation["lookahead"] else "ngram"
+        if speculation["lookahead"] == tokens + 1:
+            method = "dflash"
+        elif speculation["slots"]:
+            method = "draft_model"
+        found = object.__new__(self.speculative)
+        for name in ("draft_model_config", "num_speculative_tokens_per_batch_size"):
+            object.__setattr__(found, name, None)
+        found.method, found.num_speculative_tokens = method, tokens
+        found.parallel_drafting, found.disable_eagle_block_drop = False, not drops
+        return found
 
     def spec(self, group: dict[str, Any], mode: str) -> Any:
         """vLLM's own description of one group; heads and state sizes do not matter to the scheduler."""
@@ -184,6 +219,7 @@ class Run:
         self.rejected: list[int] = []
         self.flying: deque[tuple[Any, int, set[str]]] = deque()  # batch, when it ends, who gets a token from it
         self.depth = 2 if self.settings["async_scheduling"] else 1
+        self.prefilling: dict[str, Any] = {}  # the requests as the API server sees them
         self.now_ns = self.device_free_ns = 0
         self.preemptions = self.idle_passes = 0
         self.queried = self.hit = self.queried_again = self.hit_again = 0
@@ -241,8 +277,10 @@ class Run:
             if asked["prompt"] + asked["output"] > limit:
                 self.rejected.append(number)
                 continue
+            if not self.is_admitted():
+                continue
             # Of equal priority and arrival vLLM takes the smaller id, compared as text: "10" goes before "9".
-            name = str(number)
+            name, adapter = str(number), asked.get("adapter", 0)
             request = self.vllm.request(
                 request_id=name,
                 prompt_token_ids=prompt_tokens(number, asked, self.case["prefix_block"]),
@@ -251,9 +289,27 @@ class Run:
                 arrival_time=asked["arrival_ns"] / 1e9,
                 priority=asked["priority"],
                 block_hasher=self.hasher,
+                lora_request=self.vllm.lora(f"a{adapter}", adapter, "/nowhere") if adapter else None,
             )
+            self.prefilling[name] = SimpleNamespace(prompt_len=asked["prompt"], is_prefilling=True)
             self.records[name] = Record(number, asked["arrival_ns"], request)
             self.scheduler.add_request(request)
+
+    def is_admitted(self) -> bool:
+        """Asks vLLM's API server, which knows its requests by what has come back of them."""
+        states = SimpleNamespace(request_states=self.prefilling)
+        front = SimpleNamespace(
+            scheduler_config=self.vllm.config.scheduler_config,
+            admission_stats=None,
+            get_num_unfinished_requests=lambda: len(self.prefilling),
+            get_num_queued_tokens=lambda: self.vllm.outputs.get_num_queued_tokens(states),
+            _record_admission_rejection=lambda _: None,
+        )
+        try:
+            self.vllm.front.check_admission(front)
+        except (self.vllm.refusals.QueueOverflowError, self.vllm.refusals.MaxQueuedTokensError):
+            return False
+        return True
 
     def launch(self, batch: Any, preempted: int) -> None:
         """Send a batch to the pretended device and write down its step."""
@@ -263,6 +319,10 @@ class Run:
         start_ns = max(self.now_ns, self.device_free_ns)
         self.device_free_ns = start_ns + cost["base_ns"] + cost["token_ns"] * tokens + cost["seq_ns"] * len(lengths)
         self.device_free_ns += cost["ctx_ps"] * context // 1000
+        if (drafted := self.settings.get("speculation")) is not None:
+            passes = cost["base_ns"] + cost["token_ns"] * tokens
+            passes += (drafted["tokens"] - 1) * (cost["base_ns"] + cost["token_ns"] * len(lengths))
+            self.device_free_ns += drafted["draft_ppm"] * passes // 1_000_000
         for new in batch.scheduled_new_reqs:
             record = self.records[new.req_id]
             record.first_sched_ns = start_ns if record.first_sched_ns is None else record.first_sched_ns
@@ -309,8 +369,15 @@ class Run:
     def land(self, batch: Any, end_ns: int, producing: set[str]) -> None:
         """The oldest batch is done: its tokens reach the scheduler."""
         self.now_ns = max(self.now_ns, end_ns)
+        self.admit_arrivals()
         names = list(batch.num_scheduled_tokens)
-        tokens = [[GENERATED + int(name)] if name in producing else [] for name in names]
+        admitted = {new.req_id for new in batch.scheduled_new_reqs} | set(batch.scheduled_cached_reqs.resumed_req_ids)
+        tokens: list[list[int]] = []
+        for name in names:
+            # The drafts of a request that is only filled up to the length of the others come from nobody: none is accepted.
+            guessed = 0 if name in admitted else len(batch.scheduled_spec_decode_tokens.get(name, ()))
+            accepted = self.accepted(self.records[name], guessed) if guessed else 0
+            tokens.append([GENERATED + int(name)] * (1 + accepted) if name in producing else [])
         places = {name: place for place, name in enumerate(names)}
         made = self.vllm.output(req_ids=names, req_id_to_index=places, sampled_token_ids=tokens)
         for outputs in self.scheduler.update_from_output(batch, made).values():
@@ -322,16 +389,30 @@ class Run:
                 self.hit_again += stats.preempted_hits
             for output in outputs.outputs:
                 self.note(self.records[output.request_id], output)
+        if "speculation" in self.settings and not self.settings["async_scheduling"]:
+            drafts = [[0] * self.settings["speculation"]["tokens"] for _ in names]
+            self.scheduler.update_draft_token_ids(self.vllm.drafts(req_ids=names, draft_token_ids=drafts))
+
+    def accepted(self, record: Record, drafts: int) -> int:
+        """How many drafts are right: by dice that the request's number and its tokens so far determine."""
+        dice = mixed(mixed(DRAFT_DICE, record.number), record.produced) >> (64 - SHARE_BITS)
+        each = share = self.case["acceptance_each"]
+        accepted = 0
+        while accepted < drafts and dice < share:
+            accepted, share = accepted + 1, share * each >> SHARE_BITS
+        return accepted
 
     def note(self, record: Record, output: Any) -> None:
         """Write down what one request got."""
         if output.new_token_ids:
+            self.prefilling[output.request_id].is_prefilling = False
             record.produced += len(output.new_token_ids)
             record.first_token_ns = self.now_ns if record.first_token_ns is None else record.first_token_ns
         if output.prefill_stats is not None:  # of its first admission; resumptions do not count
             record.cached_tokens = output.prefill_stats.num_local_cached_tokens
         if output.finish_reason is not None:
             record.finish_ns = self.now_ns
+            del self.prefilling[output.request_id]
 
     def result(self, error: str = "") -> dict[str, Any]:
         """The answer."""

@@ -11,9 +11,9 @@ import random
 from pathlib import Path
 
 from lab.engine.scheduler import SchedulerProcess
-from lab.engine.scheduler_cases import random_case
+from lab.engine.scheduler_cases import random_case, with_more
 
-SEED, CASES, MOST_STEPS = 2026, 40, 800
+SEED, CASES, MORE, MOST_STEPS = 2026, 40, 30, 800
 WHERE = Path(__file__).resolve().parents[2] / "tests" / "captures" / "vllm-0.32.0-scheduler" / "cases.jsonl.gz"
 
 
@@ -22,8 +22,9 @@ def main() -> None:
     dice = random.Random(SEED)
     kept: list[str] = []
     with SchedulerProcess() as scheduler:
-        while len(kept) < CASES:
-            case = random_case(dice).as_json()
+        while len(kept) < CASES + MORE:
+            found = random_case(dice)
+            case = (found if len(kept) < CASES else with_more(found, dice)).as_json()
             answer = scheduler.run(case)
             if answer["ok"] and len(answer["steps"]) <= MOST_STEPS:
                 rows = {"steps": answer["steps"], "requests": answer["requests"]}

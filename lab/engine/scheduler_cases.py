@@ -10,7 +10,8 @@ import math
 import random
 from typing import Any, Literal, NamedTuple
 
-from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
+from plimsoll.simulate.scheduler import SHARE_BITS
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, Speculation, StepTime
 from plimsoll.simulate.trace import Trace, make_trace
 
 BLOCK_SIZES = (8, 16, 16, 16, 32, 64, 128, 256)
@@ -31,6 +32,7 @@ class Asked(NamedTuple):
     output: int
     priority: int = 0
     ids: tuple[int, ...] = ()
+    adapter: int = 0
 
 
 class Case(NamedTuple):
@@ -44,8 +46,9 @@ class Case(NamedTuple):
 
     def trace(self) -> Trace:
         """The requests as a trace."""
-        arrivals, prompts, outputs, priorities, ids = zip(*self.requests, strict=True)
-        return make_trace("random", arrivals, prompts, outputs, priorities, [list(row) for row in ids], self.prefix_block)
+        arrivals, prompts, outputs, priorities, ids, adapters = zip(*self.requests, strict=True)
+        rows = [list(row) for row in ids]
+        return make_trace("random", arrivals, prompts, outputs, priorities, rows, self.prefix_block, adapters)
 
     def turned(self) -> list[tuple[int, EngineLimits]]:
         """The limits that hold from a step on, by the knobs that were turned there."""
@@ -61,7 +64,7 @@ class Case(NamedTuple):
 
     def as_json(self, *, blocks: bool = False) -> dict[str, Any]:
         """The case as `SchedulerProcess.run` takes it; with `blocks` the answer tells every block table of every step."""
-        settings = self.settings._asdict() | {"groups": [group._asdict() for group in self.settings.groups]}
+        settings, drafted = self.settings.named, self.settings.speculation
         cost = self.step_time
         return {
             "requests": [asked._asdict() for asked in self.requests],
@@ -75,6 +78,7 @@ class Case(NamedTuple):
             },
             "blocks": blocks,
             "turns": self.turns,
+            "acceptance_each": 0 if drafted is None else round(drafted.each * (1 << SHARE_BITS)),
             "most_steps": MOST_STEPS,
         }
 
@@ -92,6 +96,48 @@ def random_case(rng: random.Random) -> Case:
         for arrival, (_, output), (prompt, ids) in zip(arrivals, lengths, prompts, strict=True)
     )
     return Case(requests, prefix_block, random_settings(rng, block_size, requests), random_step_time(rng))
+
+
+def with_more(case: Case, rng: random.Random) -> Case:
+    """The same case with speculative decoding, adapters or limits of the queue, or with some of them."""
+    settings, requests = case.settings, case.requests
+    kinds = {group.kind for group in settings.groups}
+    wanted = rng.sample(("speculation", "adapters", "requests", "tokens"), rng.choice((1, 1, 2, 4)))
+    if "speculation" in wanted and "mamba" not in kinds and settings.long_prefill_token_threshold == 0:
+        settings = settings._replace(speculation=random_speculation(rng))
+    if "adapters" in wanted:
+        few = rng.randint(1, 6)
+        settings = settings._replace(max_loras=rng.randint(1, 4))
+        requests = tuple(asked._replace(adapter=rng.randint(0, few)) for asked in requests)
+    if "requests" in wanted:
+        settings = settings._replace(max_num_queued_reqs=rng.randint(1, 2 * settings.max_num_seqs))
+    if "tokens" in wanted:
+        settings = settings._replace(max_num_queued_tokens=rng.randint(1, 2 * settings.max_model_len))
+    drafted = settings.speculation
+    if drafted is not None:
+        # A step has room for one request at least, the pool for the longest, whose slots ahead end at max_model_len, too.
+        least = 1 + drafted.tokens + drafted.slots
+        settings = settings._replace(
+            max_num_batched_tokens=max(settings.max_num_batched_tokens, least) + drafted.slots * settings.max_num_seqs,
+            num_blocks=max(settings.num_blocks, 1 + blocks_alone(settings, settings.max_model_len)),
+        )
+    return case._replace(settings=settings, requests=requests)
+
+
+def random_speculation(rng: random.Random) -> Speculation:
+    """A drafter of any kind: lookahead, slots of the budget and the dropped block as vLLM's methods have them."""
+    tokens = rng.choice((1, 1, 2, 3, 5, 7))
+    lookahead, slots, drops = rng.choice(
+        (
+            (0, 0, False),
+            (tokens, 0, True),
+            (tokens, 0, True),
+            (tokens, 0, False),
+            (tokens, 1, False),
+            (tokens + 1, tokens, True),
+        )
+    )
+    return Speculation(tokens, rng.choice((0.0, 0.2, 0.5, 0.8, 1.0)), lookahead, slots, drops, rng.choice((0, 0, 40_000)))
 
 
 def turned_at_random(case: Case, rng: random.Random) -> Case:

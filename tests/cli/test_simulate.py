@@ -263,14 +263,15 @@ def test_what_the_scheduler_is_told_after_the_dashes_is_replayed_or_noted() -> N
     assert made["settings"]["chunked_prefill"] is False
     notes = [*made["notes"], *replay(f"{serve} --max-model-len 8k --max-num-active-seqs 2")["notes"]]
     notes += replay("--gpu L4 -- vllm serve meta-llama/Llama-3.1-8B --max-model-len 131072")["notes"]
-    left_out = "--enable-lora --kv-offloading-size 4 --max-num-queued-reqs 9 -dcp 1"
+    left_out = "--enable-lora --kv-offloading-size 4 --max-num-scheduled-tokens 512 -dcp 1"
     notes += replay(f"{serve} --max-model-len 8k {left_out}")["notes"]
     notes += replay("--gpu H100 -- vllm serve Qwen/Qwen2.5-VL-7B-Instruct --max-model-len 8k")["notes"]
     directions = (
         "--max-num-active-seqs is not replayed: fewer run at once",
-        "--enable-lora is not replayed: a request waits",
+        "steps with LoRA adapters cost more than here",
         "first tokens come sooner than here",
-        "so that the rest waits less",
+        "no request names an adapter",
+        "steps are smaller than here",
         "-dcp is not replayed",
         "encoder is not",
     )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from lab.engine.scheduler import SchedulerProcess
-from lab.engine.scheduler_cases import MOST_STEPS, Asked, Case, random_case, turned_at_random
+from lab.engine.scheduler_cases import MOST_STEPS, Asked, Case, random_case, turned_at_random, with_more
 from plimsoll.simulate.replay import NEVER, REQUEST_COLUMNS, STEP_COLUMNS, replay
 from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers
@@ -23,6 +23,7 @@ from tests.real.conftest import need_vllm
 
 CASES = int(os.environ.get("PLIMSOLL_SCHEDULER_CASES", "800"))
 TURNED = 300
+MORE = int(os.environ.get("PLIMSOLL_MORE_CASES", "400"))
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 
 Row = Sequence[int | None]
@@ -73,8 +74,8 @@ def ours(case: Case) -> Rows:
         run.preemptions, run.cached_tokens,
     )  # fmt: skip
     requests: list[Row] = []
-    for number, (row, is_rejected) in enumerate(zip(zip(*columns, strict=True), run.is_rejected, strict=True)):
-        if not is_rejected:
+    for number, (row, is_served) in enumerate(zip(zip(*columns, strict=True), ~run.is_rejected, strict=True)):
+        if is_served:
             requests.append([number, *(None if value == NEVER else int(value) for value in row)])
     return Rows(steps, requests)
 
@@ -127,6 +128,30 @@ def test_random_cases_agree(scheduler: SchedulerProcess, capsys: pytest.CaptureF
         assert seen[what] >= CASES // 12, what
     assert seen["endless"] <= CASES // 50
     assert {"one full", "sliding", "full+sliding", "full+mamba"} <= set(seen)
+
+
+def test_drafts_adapters_and_queue_limits_agree(scheduler: SchedulerProcess) -> None:
+    """With speculative decoding, LoRA slots and queue limits the replay makes vLLM's steps, and refuses whom vLLM refuses."""
+    seed = int(os.environ.get("PLIMSOLL_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+    dice, seen = random.Random(seed), Counter[str]()
+    for number in range(MORE):
+        case = with_more(random_case(dice), dice)
+        settings, answer = case.settings, scheduler.run(case.as_json())
+        found = difference(theirs(answer), ours(case))
+        assert found is None, f"PLIMSOLL_SEED={seed}, case {number} of {kind_of(case)}: {found}\n{settings}"
+        seen["steps"] += answer["summary"]["steps"]
+        seen["drafting"] += settings.speculation is not None
+        seen["dropping"] += settings.speculation is not None and settings.speculation.drops_block
+        seen["with adapters"] += settings.max_loras is not None
+        seen["refusing"] += len(answer["requests"]) + answer["summary"]["rejected"] < len(case.requests)
+        seen["preempting"] += answer["summary"]["preemptions"] > 0
+        # Each of the three decides: without it the steps are others.
+        for name in ("speculation", "max_loras", "max_num_queued_reqs", "max_num_queued_tokens"):
+            if getattr(settings, name) is not None:
+                plain = case._replace(settings=settings.turned(**{name: None}))
+                seen[f"changed by {name}"] += difference(theirs(answer), ours(plain)) is not None
+    print(f"{MORE} cases, PLIMSOLL_SEED={seed}: {dict(seen)}")
+    assert min(seen.values()) > MORE // 40, seen
 
 
 def test_knobs_turned_at_the_same_steps_agree(scheduler: SchedulerProcess) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.simulate.replay import NEVER, replay
-from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
-from plimsoll.simulate.trace import Integers, make_trace
+from plimsoll.simulate.settings import CacheGroup, EngineLimits, Speculation, StepTime
+from plimsoll.simulate.trace import Integers, Trace, make_trace
 from tests.each import each
 
 RECORDED = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-scheduler" / "cases.jsonl.gz"
@@ -17,17 +17,27 @@ RECORDED = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-scheduler" / "c
 CASES: list[dict[str, Any]] = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
 
 
+def recorded_case(case: dict[str, Any]) -> tuple[Trace, EngineLimits, StepTime]:
+    """The traffic and the engine of a recorded case."""
+    asked = case["requests"]
+    names = ("arrival_ns", "prompt", "output", "priority", "ids")
+    arrivals, prompts, outputs, priorities, ids = ([one[name] for one in asked] for name in names)
+    adapters = [one.get("adapter", 0) for one in asked]
+    trace = make_trace("recorded", arrivals, prompts, outputs, priorities, ids, case["prefix_block"], adapters)
+    said = {**case["settings"], "groups": tuple(CacheGroup(**group) for group in case["settings"]["groups"])}
+    if "speculation" in said:
+        said["speculation"] = Speculation(**said["speculation"])
+    return trace, EngineLimits(**said), StepTime(**case["step_time"])
+
+
 def _replayed(case: dict[str, Any]) -> tuple[list[list[int]], list[list[int | None]]]:
-    asked, steps = case["requests"], []
+    steps: list[list[int]] = []
 
     def note(rows: Integers) -> None:
         steps.extend(rows.tolist())
 
-    names = ("arrival_ns", "prompt", "output", "priority", "ids")
-    arrivals, prompts, outputs, priorities, ids = ([one[name] for one in asked] for name in names)
-    trace = make_trace("recorded", arrivals, prompts, outputs, priorities, ids, case["prefix_block"])
-    groups = tuple(CacheGroup(**group) for group in case["settings"]["groups"])
-    run = replay(trace, EngineLimits(**{**case["settings"], "groups": groups}), StepTime(**case["step_time"]), on_steps=note)
+    trace, settings, step_time = recorded_case(case)
+    run = replay(trace, settings, step_time, on_steps=note)
     columns = (
         run.arrival_ns, run.first_sched_ns, run.first_token_ns, run.finish_ns, trace.prompt, run.produced, run.preemptions,
         run.cached_tokens,
@@ -46,10 +56,14 @@ def test_every_row_is_vllms(number: int) -> None:
 
 
 def test_the_recorded_cases_are_of_all_kinds() -> None:
-    """One kind of layer and several, with preemptions and prefix hits, both policies, one and two steps under way."""
+    """One kind of layer and several, with preemptions and prefix hits, both policies, one and two steps under way, and drafts,
+    adapters and limits of the queue."""
     settings = [one["case"]["settings"] for one in CASES]
     assert {one["policy"] for one in settings} == {"fcfs", "priority"}
     assert {one["async_scheduling"] for one in settings} == {True, False}
+    assert {"speculation", "max_loras", "max_num_queued_reqs", "max_num_queued_tokens"} <= {
+        name for one in settings for name in one
+    }
     assert {group["kind"] for one in settings for group in one["groups"]} == {"full", "sliding", "mamba"}
     assert sum(any(row[9] for row in one["steps"]) for one in CASES) >= 5
     assert sum(one["steps"][-1][14] > 0 for one in CASES if one["steps"]) >= 5

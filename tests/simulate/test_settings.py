@@ -24,6 +24,7 @@ from plimsoll.simulate.settings import (
     EngineLimits,
     Experts,
     Sheet,
+    Speculation,
     StepTime,
     graph_sizes,
     groups_of,
@@ -61,6 +62,7 @@ REFUSED: list[tuple[EngineLimits, tuple[str, ...]]] = [
         ("Mamba", "prefix caching", "chunked prefill"),
     ),
     (EngineLimits(groups=(CacheGroup("full", 32),)), ("32", "--block-size", "16")),
+    (EngineLimits(groups=(CacheGroup(), CacheGroup("mamba")), speculation=Speculation(2, 0.5)), ("speculative", "Mamba")),
 ]
 
 

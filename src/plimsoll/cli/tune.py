@@ -8,7 +8,7 @@ it. Best means: most requests a second that are served as promised.
 TRACE is a file as for `plimsoll simulate`, the folder of the recorder (docs/inside.md), `-`, or synthetic:...
 
 The traffic: --limit, --from-s, --until-s, --speedup, --skip-bad, --trace-block-size, --rate, ... as for simulate. The server:
---gpu, --gpus, --gpu-memory-gib, --used-gib, --vllm as for plan.
+--gpu, --gpus, --gpu-memory-gib, --used-gib, --vllm as for plan, --acceptance-rate of its drafts as for simulate.
 
 What is looked at:
   max_num_seqs=8..512 max_num_batched_tokens=512,2k,8k block_size=16,32 gpu_memory_utilization=0.85..0.95

@@ -34,10 +34,12 @@ def as_json(summary: Summary, *, notes: Sequence[str] = (), engines: Sequence[Su
         "units": UNITS,
         "trace": summary.trace,
         **picked(summary, plain),
+        **_of_features(summary),
         "replicas": max(1, len(engines)),
         **({"router": router, "engines": each} if engines else {}),
         "servers_to_keep_up": _servers(summary, len(engines)) or (max(1, len(engines)) if summary.finished else None),
-        **picked(summary, "kv_usage waste prefix throughput ttft tpot e2e queue settings"),
+        **picked(summary, "kv_usage waste prefix throughput ttft tpot e2e queue"),
+        "settings": summary.settings.named,
         "step_time": {
             **summary.step_time._asdict(),
             "by_tokens": summary.step_time.by_tokens is not None,
@@ -101,6 +103,17 @@ def _latencies(summary: Summary) -> Report:
     return report
 
 
+def _of_features(summary: Summary) -> dict[str, object]:
+    """What a server has only with limits of its queue, or with a drafter."""
+    limits, drafted = summary.settings, summary.drafted_tokens
+    has_limit = limits.max_num_queued_reqs is not None or limits.max_num_queued_tokens is not None
+    found: dict[str, object] = {"refused": summary.refused} if has_limit else {}
+    if limits.speculation is not None:
+        rate = summary.accepted_tokens / drafted if drafted else None
+        found["drafts"] = {"drafted_tokens": drafted, "accepted_tokens": summary.accepted_tokens, "rate": rate}
+    return found
+
+
 def _why_rejected(summary: Summary) -> str:
     return f"longer than --max-model-len {summary.settings.max_model_len} or than the whole cache"
 
@@ -138,6 +151,12 @@ def reading(summary: Summary, engines: int = 0) -> list[str]:
         were = "was" if summary.rejected == 1 else "were"
         many = f"{counted(summary.rejected, 'request')} of {format_count(summary.requests)}"
         said.append(f"{many} {were} rejected: {_why_rejected(summary)}.")
+    if summary.refused:
+        limits = (summary.settings.max_num_queued_reqs, summary.settings.max_num_queued_tokens)
+        flags = zip(("--max-num-queued-reqs", "--max-num-queued-tokens"), limits, strict=True)
+        full = ", ".join(f"{flag} {most}" for flag, most in flags if most is not None)
+        were, share = "was" if summary.refused == 1 else "were", percent(summary.refused / summary.requests)
+        said.append(f"{counted(summary.refused, 'request')}, {share}, {were} refused: the queue was full ({full}).")
     if summary.bad_rows:
         were = "was" if summary.bad_rows == 1 else "were"
         said.append(f"{counted(summary.bad_rows, 'row')} of the trace {were} left out: unreadable, or without an answer.")
@@ -171,13 +190,16 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     if prefix.resumed_query_tokens:
         resumed = f"{format_count(prefix.resumed_hit_tokens)} of {format_count(prefix.resumed_query_tokens)}"
         hits += f"; {resumed} when preempted requests came back"
+    done = f"{format_count(summary.finished)} of {format_count(summary.requests)}, {summary.rejected:,} rejected"
+    drafts = f"{format_count(summary.accepted_tokens)} of {format_count(summary.drafted_tokens)} accepted"
     return [
-        ("finished", f"{format_count(summary.finished)} of {format_count(summary.requests)}, {summary.rejected:,} rejected"),
+        ("finished", done + (f", {summary.refused:,} refused" if summary.refused else "")),
         ("steps", f"{steps} and {format_count(summary.peak_waiting)} waiting at once"),
         ("preemptions", preempted if summary.preemptions else "none"),
         ("cache use", f"{percent(usage.mean)} mean, {percent(usage.p99)} p99, {blocks} at the peak; {full}"),
         ("waste", waste),
         ("prefix hits", hits if summary.settings.prefix_caching else "prefix caching is off"),
+        *([("drafts", drafts)] if summary.settings.speculation is not None else []),
         ("replay took", duration(summary.wall_seconds)),
     ]
 

@@ -131,7 +131,7 @@ def _waste_chart(rows: Sequence[AtBlockSize], current: int) -> dict[str, object]
 def _settings(summary: Summary) -> list[tuple[str, str]]:
     """Every setting and step time with its value."""
     settings, times = summary.settings, summary.step_time
-    pairs: list[tuple[str, object]] = [(name, value) for name, value in settings._asdict().items() if name != "groups"]
+    pairs: list[tuple[str, object]] = [(name, value) for name, value in settings.named.items() if name != "groups"]
     if settings.groups:
         groups = (f"{g.kind} {g.block_size}" + (f" window {g.window}" if g.window else "") for g in settings.groups)
         pairs.append(("groups", ", ".join(groups)))

@@ -127,6 +127,7 @@ _ROWS: tuple[tuple[str, Callable[[ReplayOutcome], str], str], ...] = (
     ("as promised", lambda one: format_count(one.met), "met"),
     ("finished", lambda one: format_count(one.summary.finished), "requests"),
     ("refused: too long", lambda one: format_count(one.summary.rejected), ""),
+    ("refused: queue full", lambda one: format_count(one.summary.refused), "refused"),
     ("to the first token, p50", lambda one: seconds(one.summary.ttft.p50), "ttft_50"),
     ("to the first token, p99", lambda one: seconds(one.summary.ttft.p99), "ttft_99"),
     ("per further token, p50", lambda one: seconds(one.summary.tpot.p50), "tpot_50"),
@@ -151,6 +152,8 @@ def as_text(report: WhatifReport) -> Report:
     for name, read, key in _ROWS:
         if key == "met" and report.slo.is_empty:
             continue
+        if key == "refused" and not (was.summary.refused or now.summary.refused):
+            continue
         stamped = [] if measured is None else [_measured_cell(measured, key)]
         rows.append([name, *stamped, read(was), read(now)])
     text.append(Table("lr", rows, ["", *(["measured"] if measured is not None else []), was.name, now.name]))
@@ -167,7 +170,7 @@ def as_text(report: WhatifReport) -> Report:
 def _measured_cell(measured: MeasuredOutcome, key: str) -> str:
     if key in ("met", "requests"):
         return format_count(getattr(measured, key))
-    return seconds(measured.figures[key]) if key else ""
+    return seconds(measured.figures[key]) if key in measured.figures else ""
 
 
 def as_json(report: WhatifReport) -> str:

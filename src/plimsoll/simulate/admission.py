@@ -17,11 +17,12 @@ from plimsoll.simulate.groups import (
 )
 
 from plimsoll.simulate.layout import (  # isort: skip
-    B_HOW_MANY, B_NEW, B_REQUESTS, B_RESUMED, BATCH_FIELDS, BATCHES, BLOCK_SIZE, BOUNDARY, CACHED, CACHING, CHUNKED, COMPUTED,
-    COMPUTED_RUNNING, FILLS, FREE_BLOCKS, FREE_SLOTS, FULL_SLOTS, GROUPS, HASHED, HELD, HIT_SLOT, HITS, IDS_BEGIN, IDS_END,
-    LENGTH, LOST, MAMBA_ALIGN, MAX_LEN, MAX_SEQS, NEVER_FILLS, PREEMPTIONS, QUERIES, RECOMPUTED, REFS, RESERVE_FULL,
-    RESUMED_HITS, RESUMED_QUERIES, RUNNING, RUNNING_COUNT, SEAT_ASIDE, SEAT_BATCH, SEAT_FREE_SLOT, SEAT_RUNNING, SLOT, STALE,
-    STATUS, TABLE, TABLE_BLOCKS, TOKENS, WAITING_COUNT, WATERMARK_BLOCKS, RunState,
+    ADAPTER, ASIDE, B_HOW_MANY, B_NEW, B_PRODUCES, B_REQUESTS, B_RESUMED, BATCH_FIELDS, BATCHES, BLOCK_SIZE, BOUNDARY, CACHED,
+    CACHING, CHUNKED, COMPUTED, COMPUTED_RUNNING, DRAFT_SLOTS, DRAFTS, FILLS, FREE_BLOCKS, FREE_SLOTS, FULL_SLOTS, GROUPS,
+    HASHED, HELD, HIT_SLOT, HITS, IDS_BEGIN, IDS_END, LENGTH, LOOKAHEAD, LOST, MAMBA_ALIGN, MAX_LEN, MAX_LORAS, MAX_SEQS,
+    NEVER_FILLS, PASS, PREEMPTIONS, QUERIES, RECOMPUTED, REFS, RESERVE_FULL, RESUMED_HITS, RESUMED_QUERIES, RUNNING,
+    RUNNING_COUNT, SEAT_BATCH, SEAT_FREE_SLOT, SEAT_RUNNING, SLOT, SPEC_TOKENS, STALE, STATUS, TABLE, TABLE_BLOCKS, TOKENS,
+    WAITING_COUNT, WATERMARK_BLOCKS, RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import NULL, block_key, find, touch
 from plimsoll.simulate.queues import drop_first, first, put_back
@@ -75,7 +76,10 @@ def _admit(s: RunState, hybrid: Hybrid, request: int, hit: int, tokens: int) -> 
         s, hybrid, hit, min(wide(row[TOKENS]), s.limits[MAX_LEN]), WHOLE_AT_ADMISSION, spare
     ):
         return False
-    if not _fits(s, hybrid, hit, hit + tokens, FIRST_CHUNK, spare):
+    end = hit + tokens
+    if hybrid is not None:
+        end = min(end + s.limits[LOOKAHEAD], s.limits[MAX_LEN])
+    if not _fits(s, hybrid, hit, end, FIRST_CHUNK, spare):
         return False
     s.counts[FREE_SLOTS] -= 1
     slot = s.seats[s.counts[FREE_SLOTS], SEAT_FREE_SLOT]
@@ -84,7 +88,7 @@ def _admit(s: RunState, hybrid: Hybrid, request: int, hit: int, tokens: int) -> 
     row[FILLS] = 0
     if hybrid is not None:
         adopt_hits(s, slot, hit)
-        allocate_groups(s, slot, hit + tokens)
+        allocate_groups(s, slot, end)
         return True
     table, hits = s.tables[0, slot], s.tables[0, s.limits[HIT_SLOT]]
     found = wide(hits[LENGTH])
@@ -96,7 +100,7 @@ def _admit(s: RunState, hybrid: Hybrid, request: int, hit: int, tokens: int) -> 
     row[FILLS] = (found + 1) * s.limits[BLOCK_SIZE] if s.limits[CACHING] else NEVER_FILLS
     s.counts[TABLE_BLOCKS] += found
     s.counts[FULL_SLOTS] += found * s.limits[BLOCK_SIZE]
-    return extend(s, hybrid, request, hit + tokens, wide(0))
+    return extend(s, hybrid, request, end, wide(0))
 
 
 @part
@@ -129,29 +133,71 @@ def _is_hopeless(s: RunState, request: int) -> bool:
 
 
 @part
+def _adapters_of(s: RunState, batch: int) -> int:
+    """Notes the LoRA adapters of the requests that run in this step; returns how many they are."""
+    count = 0
+    for at in range(s.counts[BATCHES + batch * BATCH_FIELDS + B_REQUESTS]):
+        count += _takes_adapter(s, s.seats[at, SEAT_BATCH + 3 * batch])
+    return count
+
+
+@part
+def _takes_adapter(s: RunState, request: int) -> int:
+    """Notes the adapter of a request in this step; returns 1 if it is one more."""
+    adapter = s.stamps[request, ADAPTER]
+    if adapter == 0 or s.adapters[adapter] == s.counts[PASS]:
+        return 0
+    s.adapters[adapter] = s.counts[PASS]
+    return 1
+
+
+@part
+def _padded(s: RunState, batch: int, hit: int, ran: int) -> bool:
+    """True if a request with one token to compute is filled up to the length of the others, which drafts have made longer."""
+    if s.limits[SPEC_TOKENS] == 0 or (ran == 0 and hit == 0) or hit + 2 + s.limits[SPEC_TOKENS] > s.limits[MAX_LEN]:
+        return False
+    prompts = 0
+    for at in range(ran):
+        prompts += s.requests[s.seats[at, SEAT_BATCH + 3 * batch], DRAFTS] == 0
+    return bool(prompts == 0)
+
+
+@part
 def schedule_waiting(s: RunState, hybrid: Hybrid, batch: int, budget: int, threshold: int) -> None:
     """Waiting requests in their order, until one does not fit."""
     who = SEAT_BATCH + 3 * batch
     scheduled = BATCHES + batch * BATCH_FIELDS + B_REQUESTS
-    skipped = 0
-    while budget > 0 and s.counts[WAITING_COUNT] > 0 and s.counts[RUNNING_COUNT] < s.limits[MAX_SEQS]:
+    aside, ran, slots, adapters = wide(-1), s.counts[scheduled], wide(0), wide(0)
+    if hybrid is not None:
+        slots = s.limits[DRAFT_SLOTS]
+        if s.limits[MAX_LORAS] > 0:
+            adapters = wide(_adapters_of(s, batch))
+    while budget > slots and s.counts[WAITING_COUNT] > 0 and s.counts[RUNNING_COUNT] < s.limits[MAX_SEQS]:
         request = first(s)
         row = s.requests[request]
-        if row[STALE] > 0:
-            # A token of it is still under way: admitting it now could compute that one twice.
+        is_skipped = row[STALE] > 0  # a token of it is still under way: admitting it now could compute that one twice
+        if hybrid is not None and adapters == s.limits[MAX_LORAS] > 0:
+            adapter = s.stamps[request, ADAPTER]
+            is_skipped = is_skipped or (adapter > 0 and s.adapters[adapter] != s.counts[PASS])
+        if is_skipped:
             drop_first(s)
-            s.seats[skipped, SEAT_ASIDE] = request
-            skipped += 1
+            s.stamps[request, ASIDE] = aside
+            aside = request
             continue
         if hybrid is None and _is_hopeless(s, request):
             break
         hit = _find_hits(s, hybrid, request)
-        tokens = row[TOKENS] - hit
+        tokens, filled = row[TOKENS] - hit, wide(0)
+        if hybrid is not None and tokens == 1 and _padded(s, batch, hit, ran):
+            filled = s.limits[SPEC_TOKENS]
+            tokens += filled
+            if tokens > budget - slots:
+                break
         if 0 < threshold < tokens:
             tokens = threshold
-        if not s.limits[CHUNKED] and tokens > budget:
+        if not s.limits[CHUNKED] and tokens > budget - slots:
             break
-        tokens = min(tokens, budget)
+        tokens = min(tokens, budget - slots)
         if s.limits[MAMBA_ALIGN]:
             tokens = mamba_aligned(s, request, hit, tokens)
         if tokens == 0 or not _admit(s, hybrid, request, hit, tokens):
@@ -166,7 +212,11 @@ def schedule_waiting(s: RunState, hybrid: Hybrid, batch: int, budget: int, thres
         s.counts[COMPUTED_RUNNING] += hit
         s.seats[s.counts[scheduled], who] = request
         s.seats[s.counts[scheduled], who + B_HOW_MANY] = tokens
+        s.seats[s.counts[scheduled], who + B_PRODUCES] = -filled
+        if hybrid is not None and s.limits[MAX_LORAS] > 0:
+            adapters += _takes_adapter(s, request)
         s.counts[scheduled] += 1
-        budget -= tokens
-    for index in range(skipped - 1, -1, -1):
-        put_back(s, s.seats[index, SEAT_ASIDE])
+        budget -= tokens + slots
+    while aside >= 0:
+        put_back(s, aside)
+        aside = s.stamps[aside, ASIDE]

@@ -6,17 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.simulate.compiled import compiled, hot
+from plimsoll.simulate.compiled import compiled, hot, part, wide
 from plimsoll.simulate.groups import Hybrid
 
 from plimsoll.simulate.layout import (  # isort: skip
     ARRIVAL, ASYNC, B_CONTEXT, B_END, B_NEW, B_PAIRS, B_PREEMPTED, B_REQUESTS, B_RESUMED, B_TOKENS, BATCH_FIELDS, BATCHES,
     BUSY_NS, COMPUTED_RUNNING, CTX_PS, DEVICE_FREE, DONE, FIRST_SCHED, FREE_BLOCKS, FULL_GROUPS, FULL_SLOTS, HITS,
-    IN_FLIGHT_BATCHES, LOG_ROWS, NEXT_ARRIVAL, NOT_ARRIVED, NOW, NUM_BLOCKS, OLDEST_BATCH, PAIR_FS, PEAK_BLOCKS, PEAK_RUNNING,
-    PEAK_WAITING, PROMPT_NS, QUERIES, RESUMED_HITS, RESUMED_QUERIES, RUNNING_COUNT, SCHEDULED_TOKENS, SEAT_BATCH, SEQ_NS,
-    STATUS, STEPS, STUCK, TABLE_BLOCKS, WAITING, WAITING_COUNT, Int64, RunState,
+    DRAFT_PPM, IN_FLIGHT_BATCHES, LOG_ROWS, MAX_QUEUED, MAX_QUEUED_TOKENS, NEXT_ARRIVAL, NOT_ARRIVED, NOW, NUM_BLOCKS,
+    OLDEST_BATCH, PAIR_FS, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, PRODUCED, PROMPT, PROMPT_NS, QUERIES, REFUSED,
+    REFUSED_COUNT, RESUMED_HITS, RESUMED_QUERIES, RUNNING_COUNT, SCHEDULED_TOKENS, SEAT_BATCH, SEAT_RUNNING, SEQ_NS,
+    SPEC_TOKENS, STATUS, STEPS, STUCK, TABLE_BLOCKS, WAITING, WAITING_COUNT, Int64, RunState,
 )  # fmt: skip
-from plimsoll.simulate.queues import enqueue
+from plimsoll.simulate.queues import enqueue, waiting_at
 from plimsoll.simulate.scheduler import finish, schedule
 from plimsoll.simulate.trace import Floats
 
@@ -32,14 +33,37 @@ class RunRecord(NamedTuple):
     log: Int64  # No row: no log
 
 
+@part
+def _is_full(s: RunState) -> bool:
+    """True if vLLM's API server refuses a request that comes now: AsyncLLM.check_admission."""
+    running, waiting = s.counts[RUNNING_COUNT], s.counts[WAITING_COUNT]
+    if running + waiting >= s.limits[MAX_QUEUED] >= 0:
+        return True
+    if s.limits[MAX_QUEUED_TOKENS] < 0:
+        return False
+    tokens = wide(0)  # prompts of the requests that have no first token yet
+    for at in range(running + waiting):
+        row = s.requests[s.seats[at, SEAT_RUNNING] if at < running else waiting_at(s, at - running)]
+        if row[PRODUCED] == 0:
+            tokens += row[PROMPT]
+    return bool(tokens >= s.limits[MAX_QUEUED_TOKENS])
+
+
 @hot
-def arrivals(s: RunState) -> None:
-    """Puts the requests that have arrived by now in the waiting queue."""
+def arrivals(s: RunState, hybrid: Hybrid) -> None:
+    """Puts the requests that have arrived by now in the waiting queue, unless it is full."""
     at = s.counts[NEXT_ARRIVAL]
     while at < len(s.stamps) and s.stamps[at, ARRIVAL] <= s.counts[NOW]:
         if s.requests[at, STATUS] == NOT_ARRIVED:
-            s.requests[at, STATUS] = WAITING
-            enqueue(s, at)
+            is_refused = False
+            if hybrid is not None:
+                is_refused = _is_full(s)
+            if is_refused:
+                s.requests[at, STATUS] = REFUSED
+                s.counts[REFUSED_COUNT] += 1
+            else:
+                s.requests[at, STATUS] = WAITING
+                enqueue(s, at)
         at += 1
     s.counts[NEXT_ARRIVAL] = at
 
@@ -75,6 +99,11 @@ def start_step(s: RunState, batch: int, record: RunRecord) -> None:
     taken = record.step_ns[tokens] + s.limits[SEQ_NS] * requests + s.limits[CTX_PS] * counts[made + B_CONTEXT] // 1000
     if counts[made + B_PAIRS] > 0:
         taken += s.limits[PROMPT_NS] + s.limits[PAIR_FS] * counts[made + B_PAIRS] // 1_000_000
+    if (
+        s.limits[DRAFT_PPM] > 0
+    ):  # the first draft is made with all tokens of the step, each further one with one of each request
+        drafting = record.step_ns[tokens] + (s.limits[SPEC_TOKENS] - 1) * record.step_ns[requests]
+        taken += s.limits[DRAFT_PPM] * drafting // 1_000_000
     start = max(counts[NOW], counts[DEVICE_FREE])
     counts[DEVICE_FREE] = start + taken
     counts[made + B_END] = start + taken
@@ -111,7 +140,7 @@ def advance(s: RunState, hybrid: Hybrid, record: RunRecord, most_steps: int, unt
             or (len(record.log) > 0 and counts[LOG_ROWS] >= len(record.log))
         ):
             return
-        arrivals(s)
+        arrivals(s, hybrid)
         has_work = counts[RUNNING_COUNT] + counts[WAITING_COUNT] > 0
         if counts[IN_FLIGHT_BATCHES] < depth and has_work:
             batch = (counts[OLDEST_BATCH] + counts[IN_FLIGHT_BATCHES]) % depth
@@ -129,6 +158,8 @@ def advance(s: RunState, hybrid: Hybrid, record: RunRecord, most_steps: int, unt
         if counts[IN_FLIGHT_BATCHES] > 0:
             batch = counts[OLDEST_BATCH]
             counts[NOW] = max(counts[NOW], counts[BATCHES + batch * BATCH_FIELDS + B_END])
+            if hybrid is not None:
+                arrivals(s, hybrid)  # who came during the step met a queue that still had those that it ends
             finish(s, hybrid, batch, counts[NOW])
             counts[OLDEST_BATCH] = (batch + 1) % depth
             counts[IN_FLIGHT_BATCHES] -= 1

@@ -15,10 +15,11 @@ from plimsoll.simulate.compiled import WIDE, part, wide
 from plimsoll.simulate.pool import NULL, block_key, find, release, set_key, take, touch
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ALIGNMENT, BLOCK_SIZE, BOUNDARY, CACHING, COMPUTED, COMPUTED_RUNNING, FILLS, FREE_BLOCKS, FREE_SLOTS, FRESH_IN,
-    FULL, FULL_SLOTS, GROUPS, G_BLOCK, G_CAP, G_FIELDS, G_KIND, G_SPEC, G_WINDOW, HASHED, HELD, HIT_SLOT, IN_FLIGHT, LAST_STATE,
-    LENGTH, LOST, MAMBA, MAMBA_ALIGN, NO_KEY, PASS, PLACEHOLDERS, PREEMPTED, PREEMPTED_COUNT, PREEMPTIONS, PROMPT, REFS,
-    RETIRED, SEAT_FREE_SLOT, SLIDING, SLOT, SPECS, STALE, STATUS, STEP_BUDGET, TABLE, TABLE_BLOCKS, THRESHOLD, TOKENS, RunState,
+    ALIGNMENT, BLOCK_SIZE, BOUNDARY, CACHING, COMPUTED, COMPUTED_RUNNING, DRAFTS, DROPS_BLOCK, FILLS, FREE_BLOCKS, FREE_SLOTS,
+    FRESH_IN, FULL, FULL_SLOTS, GROUPS, G_BLOCK, G_CAP, G_FIELDS, G_KIND, G_SPEC, G_WINDOW, HASHED, HELD, HIT_SLOT, IN_FLIGHT,
+    LAST_STATE, LENGTH, LOST, MAMBA, MAMBA_ALIGN, NO_KEY, PASS, PLACEHOLDERS, PREEMPTED, PREEMPTED_COUNT, PREEMPTIONS, PROMPT,
+    REFS, RETIRED, SEAT_FREE_SLOT, SLIDING, SLOT, SPECS, STALE, STATUS, STEP_BUDGET, TABLE, TABLE_BLOCKS, THRESHOLD, TOKENS,
+    RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import release_table
 from plimsoll.simulate.queues import put_back
@@ -180,6 +181,17 @@ def _publish(s: RunState, request: int, group: int, start: int, end: int) -> Non
 
 
 @part
+def _publish_end(s: RunState, request: int, group: int, start: int, full: int, boundary: int) -> None:
+    """Makes of blocks [start, full) those hits that a request resuming at the boundary needs."""
+    block_size, dropped = s.limits[G_BLOCK + G_FIELDS * group], s.limits[DROPS_BLOCK]
+    length = wide(1)
+    if s.limits[G_KIND + G_FIELDS * group] == SLIDING:
+        length = (s.limits[G_WINDOW + G_FIELDS * group] - 1 + block_size - 1) // block_size + dropped
+    end = boundary // block_size + dropped
+    _publish(s, request, group, max(start, end - length), min(full, end))
+
+
+@part
 def cache_groups(s: RunState, request: int, tokens: int) -> None:
     """Makes blocks that are full after `tokens` tokens hits from now on, where the group keeps them for that."""
     row = s.requests[request]
@@ -199,12 +211,14 @@ def cache_groups(s: RunState, request: int, tokens: int) -> None:
         if kind == FULL:
             _publish(s, request, group, start, full)
             continue
-        length = 1 if kind == MAMBA else (s.limits[G_WINDOW + G_FIELDS * group] - 1 + block_size - 1) // block_size
-        # A later request that repeats this prompt resumes before its last token; one that diverged from it, at that place.
-        end = (row[PROMPT] - 1) // alignment * alignment // block_size
-        _publish(s, request, group, max(start, end - length), min(full, end))
-        end = row[BOUNDARY] // alignment * alignment // block_size
-        _publish(s, request, group, max(start, end - length), min(full, end))
+        # A later request that repeats this prompt resumes before its last token, or after the last block that it fills; one
+        # that diverged from it, at that place. Where the last block of a hit is dropped, it is looked for one block later.
+        back = alignment * s.limits[DROPS_BLOCK]
+        _publish_end(s, request, group, start, full, max((row[PROMPT] - 1) // alignment * alignment - back, 0))
+        if back > 0:
+            _publish_end(s, request, group, start, full, max(row[PROMPT] // alignment * alignment - back, 0))
+        if row[BOUNDARY] > 0:
+            _publish_end(s, request, group, start, full, row[BOUNDARY] // alignment * alignment)
 
 
 @part
@@ -234,16 +248,16 @@ def _set_length(s: RunState, spec: int, length: int) -> None:
 
 
 @part
-def _sliding_hit(s: RunState, request: int, spec: int, leader: int, most: int) -> int:
-    """The longest beginning, at most `most` blocks, whose last window is all there; in blocks."""
+def _sliding_hit(s: RunState, request: int, spec: int, leader: int, most: int, drops: int) -> int:
+    """The longest beginning, at most `most` blocks, whose last window is all there; in blocks, with one to be dropped."""
     block_size, alignment = s.limits[G_BLOCK + G_FIELDS * leader], s.limits[ALIGNMENT]
-    needed = (s.limits[G_WINDOW + G_FIELDS * leader] - 1 + block_size - 1) // block_size
+    needed = (s.limits[G_WINDOW + G_FIELDS * leader] - 1 + block_size - 1) // block_size + drops
     run = 0
     for index in range(most - 1, -1, -1):
         if not _is_cached(s, request, spec, index):
             run = 0
             continue
-        if run == 0 and (index + 1) * block_size % alignment != 0:
+        if run == 0 and (index + 1 - drops) * block_size % alignment != 0:
             continue
         run += 1
         if run >= needed:
@@ -266,19 +280,22 @@ def _mamba_hit(s: RunState, request: int, spec: int, leader: int, most: int) -> 
 
 
 @part
-def _hit_of_spec(s: RunState, request: int, spec: int, leader: int, most_tokens: int) -> int:
-    """The number of the request's tokens that groups of one kind hold; their blocks are then in HIT_SLOT's table."""
+def _hit_of_spec(s: RunState, request: int, spec: int, leader: int, most_tokens: int, drops: int) -> int:
+    """The number of the request's tokens that groups of one kind hold; their blocks are then in HIT_SLOT's table.
+
+    `drops` is 1 where the last block is dropped, whose last token a drafter needs computed.
+    """
     block_size, alignment = s.limits[G_BLOCK + G_FIELDS * leader], s.limits[ALIGNMENT]
     most = most_tokens // block_size
     if s.limits[G_KIND + G_FIELDS * leader] == SLIDING:
-        found = _sliding_hit(s, request, spec, leader, most)
+        found = _sliding_hit(s, request, spec, leader, most, drops)
     elif s.limits[G_KIND + G_FIELDS * leader] == MAMBA:
         found = _mamba_hit(s, request, spec, leader, most)
     else:
         found = wide(0)
         while found < most and _is_cached(s, request, spec, found):
             found += 1
-        found = found * block_size // alignment * alignment // block_size
+    found = max(found - drops, 0) * block_size // alignment * alignment // block_size
     _set_length(s, spec, found)
     return found * block_size
 
@@ -296,7 +313,7 @@ def find_hits_in_groups(s: RunState, request: int) -> int:
     """The longest beginning that every group holds, in tokens. Kinds are checked in turn until all agree."""
     specs = s.limits[SPECS]
     agreed = s.requests[request, TOKENS] - 1
-    longest = 0
+    longest, dropped = 0, 0  # a bit for each kind whose last block was dropped
     is_first_round = True
     while True:
         now = agreed
@@ -306,7 +323,14 @@ def find_hits_in_groups(s: RunState, request: int) -> int:
                 # Full attention holds every shorter beginning too.
                 now = min(now, s.tables[leader, s.limits[HIT_SLOT], LENGTH] * s.limits[G_BLOCK + G_FIELDS * leader])
                 continue
-            now = _hit_of_spec(s, request, wide(spec), leader, now)
+            drops, most = wide(0), now
+            if s.limits[DROPS_BLOCK] > 0 and dropped >> spec & 1 == 0:
+                drops, dropped = wide(1), dropped | 1 << spec
+                if s.limits[GROUPS] > 1:
+                    most = min(now + s.limits[G_BLOCK + G_FIELDS * leader], wide(s.requests[request, TOKENS]))
+            before, now = now, _hit_of_spec(s, request, wide(spec), leader, most, drops)
+            if drops == 0 and now < before:
+                dropped = 0
             longest = max(longest, now)
         is_settled = now >= agreed
         agreed = min(agreed, now)
@@ -356,8 +380,8 @@ def mamba_aligned(s: RunState, request: int, start: int, tokens: int) -> int:
 
 
 Hybrid = int | None
-"""Whether there are several groups, or one that is not full attention. None: numba leaves the code for that out, which nearly
-halves the time it takes to compile."""
+"""None for one group of full attention and nothing else: numba leaves the code for several groups, other kinds, drafts,
+adapters and queue limits out, which saves time in every step and nearly halves the time it takes to compile."""
 
 
 @part
@@ -429,5 +453,6 @@ def preempt(s: RunState, request: int) -> None:
     row[COMPUTED] = 0
     row[STALE] = row[IN_FLIGHT]
     row[PLACEHOLDERS] = 0
+    row[DRAFTS] = 0
     row[PREEMPTIONS] += 1
     put_back(s, request)

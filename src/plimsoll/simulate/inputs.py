@@ -21,6 +21,7 @@ from plimsoll.plan.read import MemoryPlan, plan_launch
 from plimsoll.render import plan as report
 from plimsoll.render.terminal import bar, write_file
 from plimsoll.simulate.compiled import HAS_NUMBA
+from plimsoll.simulate.features import NO_ADAPTERS, REPLAYED, UNREPLAYED_DRAFTS, Features, with_drafts, with_features
 from plimsoll.simulate.fit import fit
 from plimsoll.simulate.options import STEP_FIELDS, FleetOptions, ReplayOptions, StepOptions, TrafficOptions
 from plimsoll.simulate.settings import (
@@ -277,10 +278,12 @@ def read_inputs(options: ReplayOptions) -> Inputs:
     check_options(options)
     planned = _planned(options)
     plan = _plan(options) if planned is None else json.loads(report.as_json(planned, None, None))
-    settings, notes = _settings(options, plan)
-    trace = read_traffic(options)
     planned = planned or _planned_again(plan)
+    settings, notes, wider = _settings(options, plan, planned)
+    trace = read_traffic(options)
     times = read_times(options, plan, settings, planned)
+    if settings.max_loras is not None and not trace.adapter.any():
+        notes = (*notes, NO_ADAPTERS)
     if planned is not None and planned.shape.towers:
         notes = (*notes, NO_ENCODER)
     if not HAS_NUMBA:
@@ -295,7 +298,7 @@ def read_inputs(options: ReplayOptions) -> Inputs:
         notes = (*notes, lockstep_note(engines))
     return Inputs(
         trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *times.notes), times.is_poor, engines,
-        is_lockstep, times.band,
+        is_lockstep, (times.band[0] * wider[0], times.band[1] * wider[1]),
     )  # fmt: skip
 
 
@@ -383,10 +386,19 @@ def _plan(options: ReplayOptions) -> Mapping[str, object] | None:
     return loaded
 
 
-def _settings(options: ReplayOptions, plan: Mapping[str, object] | None) -> tuple[EngineLimits, tuple[str, ...]]:
-    settings, notes = (EngineLimits(), ()) if plan is None else settings_of_plan(plan)
+def _settings(options: ReplayOptions, plan: Mapping[str, object] | None, planned: MemoryPlan | None) -> Features:
+    settings, notes = (EngineLimits(), ()) if plan is None else settings_of_plan(plan, is_known=planned is not None)
+    found = Features(settings)
+    if planned is not None:
+        found = with_features(settings, planned.ledger.settings, planned.shape, options.acceptance_rate)
     if plan is not None and (name := first_given(options, "block_size", "groups")) is not None:
         raise BadInput(f"{name} is the plan's; give the vllm command what it needs instead")
+    if options.speculative_config is not None:
+        if plan is not None:
+            raise BadInput("--speculative-config is the plan's; give it to the vllm command")
+        found = with_drafts(settings, options.speculative_config, options.acceptance_rate)
+    if options.acceptance_rate is not None and found.settings.speculation is None:
+        raise BadInput("--acceptance-rate is for a server with --speculative-config and num_speculative_tokens")
     if options.async_scheduling and options.no_async_scheduling:
         raise BadInput("either --async-scheduling or --no-async-scheduling, not both")
     changes: dict[str, Any] = {
@@ -403,9 +415,9 @@ def _settings(options: ReplayOptions, plan: Mapping[str, object] | None) -> tupl
     if options.groups is not None:
         groups = _groups(options.groups)
         changes = {"block_size": min(group.block_size for group in groups), **changes, "groups": groups}
-    changed = settings._replace(**changes)
+    changed = found.settings._replace(**changes)
     check_start(changed)
-    return changed, notes
+    return Features(changed, (*notes, *found.notes), found.band)
 
 
 def _groups(text: str) -> tuple[CacheGroup, ...]:
@@ -421,8 +433,13 @@ def _groups(text: str) -> tuple[CacheGroup, ...]:
     return tuple(found)
 
 
-def settings_of_plan(plan: Mapping[str, object], *, is_replayed: bool = True) -> tuple[EngineLimits, tuple[str, ...]]:
-    """Blocks, groups and limits of a plan, and notes on what is not replayed; BadInput where the plan has no blocks."""
+def settings_of_plan(
+    plan: Mapping[str, object], *, is_replayed: bool = True, is_known: bool = False
+) -> tuple[EngineLimits, tuple[str, ...]]:
+    """Blocks, groups and limits of a plan, and notes on what is not replayed; BadInput where the plan has no blocks.
+
+    `is_known`: the command itself was read, so that `with_features` adds its further parts.
+    """
     try:
         kv, said = object_in(plan, "kv"), object_in(plan, "settings")
         groups = [object_in({"group": one}, "group") for one in list_in(kv, "groups")]
@@ -452,7 +469,7 @@ def settings_of_plan(plan: Mapping[str, object], *, is_replayed: bool = True) ->
         raise BadInput(f"the plan has no {error.args[0]}") from None
     if is_replayed and number_of_blocks < 2:
         raise BadInput(f"the plan leaves no KV block, so that nothing can be replayed{_why_no_block(plan)}")
-    return settings, tuple(_notes_of_plan(plan, said))
+    return settings, tuple(_notes_of_plan(plan, said, is_known=is_known))
 
 
 def _why_no_block(plan: Mapping[str, object]) -> str:
@@ -467,7 +484,7 @@ def _why_no_block(plan: Mapping[str, object]) -> str:
     return why + (f". What would help: {words}" if offer else "")
 
 
-def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> Iterator[str]:
+def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object], *, is_known: bool) -> Iterator[str]:
     """Yields notes on what the replay leaves out of the planned server, and on why that server would not start."""
     findings = plan.get("findings")
     if plan.get("fits") is False:
@@ -478,13 +495,15 @@ def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> It
         yield f"the plan is for vLLM {plan.get('vllm')}; replayed is the scheduler of {REPLICA_OF}"
     if isinstance(stages := said.get("pipeline_parallel_size"), int) and stages > 1:
         yield f"the {stages} pipeline stages are replayed as one, without batches that follow each other through them"
-    if said.get("num_speculative_tokens"):
-        yield "speculative decoding is not replayed: further tokens come sooner than here, where the batch is full less so"
+    if said.get("num_speculative_tokens") and not is_known:
+        yield UNREPLAYED_DRAFTS
     if said.get("kv_connector"):
         yield f"what {said['kv_connector']} loads and keeps elsewhere is not replayed: prompts it has seen cost less than here"
     flags = plan.get("flags")
     items = flags.get("items") if isinstance(flags, dict) else None
     for item in items if isinstance(items, list) else ():
         name = item.get("name") if isinstance(item, dict) else None
+        if is_known and name in REPLAYED:
+            continue
         if isinstance(name, str) and (means := NOT_REPLAYED.get(NOT_REPLAYED_SHORT.get(name, name))) is not None:
             yield f"{name} is not replayed: {means}"

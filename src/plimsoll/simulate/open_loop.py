@@ -19,7 +19,7 @@ from plimsoll.simulate.layout import (  # isort: skip
     STATUS, TOKENS, TOLD, WAITING_COUNT, Int64, RunState,
 )  # fmt: skip
 from plimsoll.simulate.queues import drop
-from plimsoll.simulate.scheduler import finish, schedule
+from plimsoll.simulate.scheduler import brings, finish, schedule
 
 # `Tally.sums`. WANTS_TOKENS: every token is an event. HAS_TRIED: with one step under way no second one could be scheduled.
 # MOST_TOKENS: of the largest step since somebody set this to 0. STEP_TOKENS, OUTPUT_STEPS: over steps with output.
@@ -78,7 +78,8 @@ def _note(s: RunState, batch: int, tally: Tally, now: int) -> None:
         row, stamps = s.requests[request], s.stamps[request]
         if s.seats[at, who + B_PRODUCES] == 0 or row[STATUS] == FINISHED:
             continue
-        generated += 1
+        brought = min(brings(s, request, s.seats[at, who + B_PRODUCES]), row[OUTPUT] - row[PRODUCED], max_len - row[TOKENS])
+        generated += brought
         if row[PRODUCED] == 0:
             prompts += row[PROMPT]
             cached += row[CACHED]
@@ -94,7 +95,7 @@ def _note(s: RunState, batch: int, tally: Tally, now: int) -> None:
         # vLLM counts a preemption with the victim's next token.
         sums[PREEMPTIONS_TOLD] += row[PREEMPTIONS] - stamps[TOLD]
         stamps[TOLD] = row[PREEMPTIONS]
-        if row[PRODUCED] + 1 >= row[OUTPUT] or row[TOKENS] + 1 >= max_len:
+        if row[PRODUCED] + brought >= row[OUTPUT] or row[TOKENS] + brought >= max_len:
             _tell(tally, DONE, request, stamps[NUMBER], now)
     sums[ENDED_STEPS] += 1
     sums[LAST_STEP] = now
@@ -131,7 +132,7 @@ def go_on(s: RunState, hybrid: Hybrid, record: RunRecord, tally: Tally, most_ste
     last_step = sums[ENDED_STEPS] + most_steps
     room = len(tally.events) - 2 * len(s.seats)
     while sums[ENDED_STEPS] < last_step and sums[EVENTS] < room:
-        arrivals(s)
+        arrivals(s, hybrid)
         has_work = counts[RUNNING_COUNT] + counts[WAITING_COUNT] > 0
         if has_work and counts[IN_FLIGHT_BATCHES] < depth and not sums[HAS_TRIED]:
             if _begin(s, hybrid, record, tally, depth):
@@ -147,6 +148,8 @@ def go_on(s: RunState, hybrid: Hybrid, record: RunRecord, tally: Tally, most_ste
             if end > until_ns:
                 return
             counts[NOW] = max(counts[NOW], end)
+            if hybrid is not None:
+                arrivals(s, hybrid)
             _note(s, batch, tally, counts[NOW])
             finish(s, hybrid, batch, counts[NOW])
             counts[OLDEST_BATCH] = (batch + 1) % depth

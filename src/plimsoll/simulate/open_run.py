@@ -59,6 +59,7 @@ class OpenRun:
         self._chains = np.zeros(4 * first_rows if settings.prefix_caching else 0, dtype=np.uint64)
         self._used = self._chains_used = self._next_number = 0
         self._last_arrival = 0
+        self._adapters = {0: 0}  # by the trace's number, ours
         self._frozen_at: int | None = None
         self._state = self._state._replace(waiting=np.zeros(first_rows + 1, dtype=np.int32), chains=self._chains)
         self._show_rows()
@@ -121,8 +122,9 @@ class OpenRun:
     # Requests
 
     def submit(
-        self, prompt: int, output: int, arrival_ns: int, *, priority: int = 0, ids: Integers = NO_IDS, ids_tokens: int = 0
-    ) -> int:
+        self, prompt: int, output: int, arrival_ns: int, *, priority: int = 0, ids: Integers = NO_IDS, ids_tokens: int = 0,
+        adapter: int = 0,
+    ) -> int:  # fmt: skip
         """Adds a request and returns its number. `ids` name the content of its first `ids_tokens` tokens, `prefix_block` each.
 
         A request that is too long for the model or the pool is refused at once, as by vLLM's API server.
@@ -133,6 +135,7 @@ class OpenRun:
         if self._used == len(self._requests):
             self._make_room()
         row, number = self._used, self._next_number
+        adapter = self._adapters.setdefault(adapter, len(self._adapters))
         fields = self._requests[row]
         fields[:] = 0
         fields[at.PROMPT] = fields[at.TOKENS] = prompt
@@ -149,9 +152,11 @@ class OpenRun:
                 grown[:begin] = self._chains[:begin]
                 self._chains = grown
                 self._state = self._state._replace(chains=grown)
-            chain(ids, np.array((0, len(ids)), dtype=np.int64), self._chains[begin:end])
+            chain(ids, np.array((0, len(ids)), dtype=np.int64), np.array([adapter]), self._chains[begin:end])
             self._chains_used = end
-        self._stamps[row] = (arrival_ns, -1, -1, -1, begin, end, ids_tokens, number, 0, 0)
+        self._stamps[row] = (arrival_ns, -1, -1, -1, begin, end, ids_tokens, number, adapter, -1, 0, 0)
+        if adapter >= len(self._state.adapters):
+            self._state = self._state._replace(adapters=np.zeros(adapter + 1, dtype=np.int64))
         self._used += 1
         self._next_number += 1
         self._show_rows()
@@ -166,7 +171,7 @@ class OpenRun:
     def abort(self, number: int, now_ns: int) -> bool:
         """Aborts a request; False if it is over already."""
         row = self.row_of(number)
-        if row is None or self._requests[row, at.STATUS] in (at.FINISHED, at.REJECTED):
+        if row is None or self._requests[row, at.STATUS] in (at.FINISHED, at.REJECTED, at.REFUSED):
             return False
         loop.abort(self._state, row, now_ns)
         return True
@@ -255,7 +260,7 @@ class OpenRun:
             (at.SEAT_BATCH + 3 * one, int(counts[at.BATCHES + one * at.BATCH_FIELDS + at.B_REQUESTS])) for one in batches
         ]
         status = self._requests[: self._used, at.STATUS]
-        is_kept = (status != at.FINISHED) & (status != at.REJECTED)
+        is_kept = status < at.FINISHED
         for who, count in under_way:
             is_kept[seats[:count, who]] = True
         kept = np.flatnonzero(is_kept)

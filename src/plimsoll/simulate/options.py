@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_names
@@ -32,6 +34,28 @@ def speedup_of(text: str, name: str) -> float:
     return speedup
 
 
+def json_object(text: str, name: str) -> dict[str, Any]:
+    """An object as vLLM's own flags take it."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise BadInput(f"{name} is not a JSON object: {text[:60]!r}")
+    return found
+
+
+def share_of_drafts(text: str, name: str) -> float:
+    """A share from 0 to 1, or from 0 % to 100 %, as vLLM's log writes it."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise BadInput(f"{name} must be a share from 0 to 1, or from 0% to 100%, not {text[:40]}")
+    return share
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrafficOptions(ServerOptions):
     """The traffic to replay, and the step times."""
@@ -52,6 +76,7 @@ class TrafficOptions(ServerOptions):
     fit_series: str | None = option("FILE", "adds what a run with stamps showed every second")
     save_times: str | None = option("FILE", "keeps what --fit learnt", read=file_named)
     times: str | None = option("FILE", "replays other options with what was kept")
+    acceptance_rate: float | None = option("X", "share of drafted tokens that are accepted (60%)", read=share_of_drafts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +112,12 @@ class ReplayOptions(StepOptions, TrafficOptions):
     no_reserve_full_isl: bool = switch("admit a prompt before all of its blocks are free")
     async_scheduling: bool = switch("two steps under way at once (off, or the plan's)")
     no_async_scheduling: bool = switch("one after the other")
+    max_num_queued_reqs: int | None = option("N", "requests in the server at once; further ones are refused", read=whole)
+    max_num_queued_tokens: int | None = option("N", "prompt tokens without an answer; further requests are refused", read=whole)
+    max_loras: int | None = option("N", "LoRA adapters in a step", read=partial(whole, least=1))
+    speculative_config: dict[str, Any] | None = option(
+        "JSON", 'a drafter: {"method": "eagle3", "num_speculative_tokens": 3}', read=json_object
+    )
     groups: str | None = option("full:16,sliding:16:1024,mamba:16", "layers of several kinds that share the blocks")
 
 

@@ -151,10 +151,10 @@ _GROUP_BITS = np.uint64(8)
 
 
 @compiled
-def chain(ids: Int64, start: Int64, chains: UInt64) -> None:
-    """Writes for each prefix id a digest of it and of all before it in its request."""
+def chain(ids: Int64, start: Int64, adapters: Int64, chains: UInt64) -> None:
+    """Writes for each prefix id a digest of it and of all before it in its request: of other adapters all content differs."""
     for request in range(len(start) - 1):
-        before = np.uint64(0)
+        before = np.uint64(adapters[request])
         for at in range(start[request], start[request + 1]):
             before = mix(before, np.uint64(ids[at]))
             chains[at] = before

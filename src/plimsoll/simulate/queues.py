@@ -75,6 +75,13 @@ def first(s: RunState) -> int:
 
 
 @part
+def waiting_at(s: RunState, place: int) -> int:
+    """Returns the request at this place of the queue: in its order for first come, first served, else in any."""
+    head = 0 if s.limits[BY_PRIORITY] else s.counts[WAITING_HEAD]
+    return wide(s.waiting[(head + place) % len(s.waiting)])
+
+
+@part
 def drop_first(s: RunState) -> None:
     """Removes the next request from the queue."""
     count = s.counts[WAITING_COUNT] - 1

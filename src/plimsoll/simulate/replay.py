@@ -45,6 +45,9 @@ class Totals(NamedTuple):
     peak_waiting: int
     used_block_ns: int  # Used blocks times ns; over `busy_ns` it is the mean
     waste_slot_ns: float
+    refused: int = 0  # They came when --max-num-queued-reqs or --max-num-queued-tokens was reached
+    drafted_tokens: int = 0  # By speculative decoding
+    accepted_tokens: int = 0  # Of those
     table_block_ns: float = 0.0  # Blocks in the tables of running requests times ns: a shared block counts once for each holder
 
 
@@ -62,7 +65,7 @@ class Replay(NamedTuple):
     produced: Integers
     preemptions: Integers
     cached_tokens: Integers
-    is_rejected: Flags  # Longer than the model or the pool allows: never admitted
+    is_rejected: Flags  # Never admitted: longer than the model or the pool allows, or refused when the queue was full
     usage_ns: Integers  # usage_ns[u]: ns of busy time in which u blocks were in use
     wall_seconds: float
 
@@ -167,7 +170,7 @@ def replay(
             on_steps(record.log[: counts[at.LOG_ROWS]])
             counts[at.LOG_ROWS] = 0
         if on_progress is not None:
-            on_progress(int(counts[at.FINISHED_COUNT] + counts[at.REJECTED_COUNT]), trace.size)
+            on_progress(int(counts[[at.FINISHED_COUNT, at.REJECTED_COUNT, at.REFUSED_COUNT]].sum()), trace.size)
         if counts[at.NOW] >= FOREVER:
             raise BadInput("the run would take more than a hundred years: steps take too long, or arrivals are too far apart")
         if counts[at.STUCK]:
@@ -210,7 +213,7 @@ def told(
         produced=requests[:, at.PRODUCED].astype(np.int64),
         preemptions=requests[:, at.PREEMPTIONS].astype(np.int64),
         cached_tokens=requests[:, at.CACHED].astype(np.int64),
-        is_rejected=requests[:, at.STATUS] == at.REJECTED,
+        is_rejected=requests[:, at.STATUS] >= at.REJECTED,
         usage_ns=record.usage_ns,
         wall_seconds=wall_seconds,
     )
@@ -223,6 +226,7 @@ def _totals(state: at.RunState, record: RunRecord) -> Totals:
         requests=len(state.stamps),
         finished=count[at.FINISHED_COUNT],
         rejected=count[at.REJECTED_COUNT],
+        refused=count[at.REFUSED_COUNT],
         steps=count[at.STEPS],
         end_ns=count[at.NOW],
         busy_ns=count[at.BUSY_NS],
@@ -240,5 +244,7 @@ def _totals(state: at.RunState, record: RunRecord) -> Totals:
         # In Python's whole numbers: a week of a large pool needs more than 64 bits.
         used_block_ns=sum(blocks * ns for blocks, ns in zip(used.tolist(), record.usage_ns[used].tolist(), strict=True)),
         waste_slot_ns=float(record.sums[WASTE]),
+        drafted_tokens=count[at.DRAFTED],
+        accepted_tokens=count[at.ACCEPTED],
         table_block_ns=float(record.sums[TABLES]),
     )

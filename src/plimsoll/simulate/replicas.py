@@ -54,7 +54,7 @@ class RoutedEngine:
     @property
     def in_flight(self) -> int:
         """Requests that it got and has not finished, the count of vLLM's own balancer of data-parallel ranks."""
-        return self._given - self.run.count(at.FINISHED_COUNT) - self.run.count(at.REJECTED_COUNT)
+        return self._given - sum(map(self.run.count, (at.FINISHED_COUNT, at.REJECTED_COUNT, at.REFUSED_COUNT)))
 
     def go_on(self, to_ns: int) -> None:
         """Runs every step that ends by then."""
@@ -66,8 +66,8 @@ class RoutedEngine:
         ids = trace.ids_of(request)
         prompt = max(1, int(trace.prompt[request]))
         tokens = min(prompt, len(ids) * trace.prefix_block)
-        priority = int(trace.priority[request])
-        self.run.submit(prompt, int(trace.output[request]), arrival_ns, priority=priority, ids=ids, ids_tokens=tokens)
+        more = {"priority": int(trace.priority[request]), "adapter": int(trace.adapter[request])}
+        self.run.submit(prompt, int(trace.output[request]), arrival_ns, ids=ids, ids_tokens=tokens, **more)
         self._given += 1
         for chain in chains_of(ids):
             self._seen[chain] = None

@@ -9,18 +9,24 @@ PLACEHOLDERS for tokens that are under way.
 
 from __future__ import annotations
 
+import numpy as np
+
 from plimsoll.simulate.admission import schedule_waiting
 from plimsoll.simulate.compiled import hot, part, wide
 from plimsoll.simulate.groups import Hybrid, cache_blocks, extend, free_request, mamba_aligned, preempt
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ARRIVAL, ASYNC, B_CONTEXT, B_HOW_MANY, B_PAIRS, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS, BATCH_FIELDS, BATCHES,
-    BLOCK_SIZE, BUDGET, BY_PRIORITY, COMPUTED, COMPUTED_RUNNING, FILLS, FINISH, FINISHED, FINISHED_COUNT, FIRST_TOKEN,
-    FULL_BUDGET, HELD, IN_FLIGHT, MAMBA_ALIGN, MAX_LEN, OUTPUT, PASS, PLACEHOLDERS, PREEMPTION_COUNT, PRIORITY, PRODUCED,
-    PROMPT, RUNNING, RUNNING_COUNT, SEAT_BATCH, SEAT_RUNNING, STALE, STATUS, STEP_BUDGET, THRESHOLD, TOKENS, WAITING_COUNT,
-    Int32, RunState,
+    ACCEPTANCE, ACCEPTED, ARRIVAL, ASYNC, B_CONTEXT, B_HOW_MANY, B_PAIRS, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS,
+    BATCH_FIELDS, BATCHES, BLOCK_SIZE, BUDGET, BY_PRIORITY, COMPUTED, COMPUTED_RUNNING, DRAFT_SLOTS, DRAFTED, DRAFTS, FILLS,
+    FINISH, FINISHED, FINISHED_COUNT, FIRST_TOKEN, FULL_BUDGET, HELD, IN_FLIGHT, LOOKAHEAD, MAMBA_ALIGN, MAX_LEN, NUMBER,
+    OUTPUT, PASS, PLACEHOLDERS, PREEMPTION_COUNT, PRIORITY, PRODUCED, PROMPT, RUNNING, RUNNING_COUNT, SEAT_BATCH, SEAT_RUNNING,
+    SPEC_TOKENS, STALE, STATUS, STEP_BUDGET, THRESHOLD, TOKENS, WAITING_COUNT, Int32, RunState,
 )  # fmt: skip
+from plimsoll.simulate.pool import mix
 from plimsoll.simulate.queues import drop
+
+SHARE_BITS = 30  # of the share of drafts that are accepted
+_DRAFT_DICE, _TO_SHARE = np.uint64(0xD1B54A32D192ED03), np.uint64(64 - SHARE_BITS)
 
 
 @part
@@ -77,9 +83,11 @@ def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -
     requests, seats = s.requests, s.seats
     running, max_len, is_aligned = s.counts[RUNNING_COUNT], s.limits[MAX_LEN], s.limits[MAMBA_ALIGN] != 0
     budget = s.counts[STEP_BUDGET]
-    scheduled = wide(0)
+    scheduled, drafts, slots, lookahead = wide(0), wide(0), wide(0), wide(0)
+    if hybrid is not None:
+        slots, lookahead = s.limits[DRAFT_SLOTS], s.limits[LOOKAHEAD]
     at = 0
-    while at < running and budget > 0:
+    while at < running and budget > slots:
         request = seats[at, SEAT_RUNNING]
         at += 1
         row = requests[request]
@@ -87,11 +95,13 @@ def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -
         # Its last token is under way: nothing is left to compute.
         if under_way > 0 and computed + 2 - under_way >= row[PROMPT] + row[OUTPUT]:
             continue
-        tokens = known + under_way - computed
+        if hybrid is not None:
+            drafts = wide(row[DRAFTS])
+        tokens = known + drafts + under_way - computed
         if tokens != 1:
             if 0 < threshold < tokens:
                 tokens = threshold
-            tokens = min(tokens, budget)
+            tokens = min(tokens, budget - slots)
         tokens = min(tokens, max_len - computed - 1)
         if is_aligned and tokens > 0:
             tokens = mamba_aligned(s, request, computed, tokens)
@@ -100,11 +110,12 @@ def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -
         # Nearly always there is room in the request's last block, and nothing to do.
         if computed + tokens > row[HELD]:
             is_gone = False
-            while not is_gone and not extend(s, hybrid, request, computed + tokens, max(0, computed - row[IN_FLIGHT])):
+            end = min(computed + tokens + lookahead, max_len)
+            while not is_gone and not extend(s, hybrid, request, end, max(0, computed - row[IN_FLIGHT])):
                 s.counts[made + B_REQUESTS] = scheduled
                 victim, where, given_back = _push_out(s, batch)
                 scheduled, running = s.counts[made + B_REQUESTS], s.counts[RUNNING_COUNT]
-                budget += given_back
+                budget += given_back + (slots if given_back > 0 else 0)
                 if where < at - 1:
                     at -= 1
                 is_gone = victim == request
@@ -114,8 +125,10 @@ def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -
             cache_blocks(s, hybrid, request, min(computed + tokens, known))
         seats[scheduled, who] = request
         seats[scheduled, who + B_HOW_MANY] = tokens
+        if hybrid is not None:
+            seats[scheduled, who + B_PRODUCES] = max(0, min(drafts, computed + tokens - known - under_way))
         scheduled += 1
-        budget -= tokens
+        budget -= tokens + slots
     s.counts[made + B_REQUESTS] = scheduled
     return budget
 
@@ -138,7 +151,7 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
     s.counts[PREEMPTION_COUNT] += s.counts[made + B_PREEMPTED]
     who, is_async = SEAT_BATCH + 3 * batch, s.limits[ASYNC] != 0
     requests, seats = s.requests, s.seats
-    total, context, pairs = 0, 0, 0
+    total, context, pairs, drafts = 0, 0, 0, wide(0)
     for at in range(s.counts[made + B_REQUESTS]):
         row = requests[seats[at, who]]
         tokens = seats[at, who + B_HOW_MANY]
@@ -146,15 +159,18 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
         computed, under_way = row[COMPUTED] + tokens, row[PLACEHOLDERS]
         row[COMPUTED] = computed
         context += computed
-        if tokens > 1:  # twice the number of pairs of a token and one that it looks at
-            pairs += tokens * (2 * computed - tokens)
         produces = computed >= row[TOKENS] + under_way
-        seats[at, who + B_PRODUCES] = 1 if produces else 0
+        if hybrid is not None:
+            drafts = seats[at, who + B_PRODUCES]
+            row[DRAFTS] = s.limits[SPEC_TOKENS] if produces else 0
+        if tokens > 1 + abs(drafts):  # twice the number of pairs of a token and one that it looks at
+            pairs += tokens * (2 * computed - tokens)
+        seats[at, who + B_PRODUCES] = (1 + drafts if drafts >= 0 else drafts) if produces else 0
         # With one step at a time, no step is under way when this is read.
         if is_async:
             row[IN_FLIGHT] += tokens
             if produces:
-                row[PLACEHOLDERS] = under_way + 1
+                row[PLACEHOLDERS] = under_way + 1 + abs(drafts)
     s.counts[COMPUTED_RUNNING] += total
     s.counts[made + B_TOKENS] = total
     s.counts[made + B_CONTEXT] = context
@@ -171,6 +187,31 @@ def _is_over(row: Int32, tokens: int) -> bool:
     if row[STALE] > 0:
         row[STALE] -= tokens
     return False
+
+
+@part
+def brings(s: RunState, request: int, produces: int) -> int:
+    """Returns the number of tokens that a step verifies for a request, of the drafts and the one after them."""
+    row = s.requests[request]
+    accepted = wide(0)
+    if produces > 1:
+        dice = mix(mix(_DRAFT_DICE, np.uint64(s.stamps[request, NUMBER])), np.uint64(row[PRODUCED]))
+        share = s.limits[ACCEPTANCE]
+        while accepted < produces - 1 and wide(dice >> _TO_SHARE) < share:
+            accepted += 1
+            share = share * s.limits[ACCEPTANCE] >> SHARE_BITS
+    return accepted + 1
+
+
+@part
+def _reject_drafts(s: RunState, request: int, rejected: int) -> None:
+    """Takes rejected drafts back; those of a request that was preempted meanwhile are gone already."""
+    row = s.requests[request]
+    if row[STATUS] == RUNNING:
+        row[COMPUTED] -= rejected
+        s.counts[COMPUTED_RUNNING] -= rejected
+        if s.limits[ASYNC]:
+            row[PLACEHOLDERS] -= rejected
 
 
 @part
@@ -199,13 +240,23 @@ def finish(s: RunState, hybrid: Hybrid, batch: int, now: int) -> None:
             continue
         if seats[at, who + B_PRODUCES] == 0:
             continue
-        known, produced = row[TOKENS] + 1, row[PRODUCED] + 1
+        brought = wide(1)
+        if hybrid is not None:
+            produces = seats[at, who + B_PRODUCES]
+            if produces != 1:
+                brought = brings(s, request, produces)
+                drafts = produces - 1 if produces > 0 else -produces
+                _reject_drafts(s, request, drafts + 1 - brought)
+                s.counts[DRAFTED] += drafts
+                s.counts[ACCEPTED] += brought - 1
+                brought = min(brought, row[OUTPUT] - row[PRODUCED], max_len - row[TOKENS])
+        known, produced = row[TOKENS] + brought, row[PRODUCED] + brought
+        if row[PRODUCED] == 0:
+            s.stamps[request, FIRST_TOKEN] = now
         row[TOKENS] = known
         row[PRODUCED] = produced
-        if produced == 1:
-            s.stamps[request, FIRST_TOKEN] = now
         if is_async and row[STATUS] == RUNNING:
-            row[PLACEHOLDERS] -= 1
+            row[PLACEHOLDERS] -= brought
             if row[COMPUTED] - row[PLACEHOLDERS] >= row[FILLS]:
                 cache_blocks(s, hybrid, request, row[COMPUTED] - row[PLACEHOLDERS])
         if produced >= row[OUTPUT] or known >= max_len:

@@ -32,6 +32,27 @@ class CacheGroup(NamedTuple):
     window: int = 0  # Of a sliding group, in tokens
 
 
+class Speculation(NamedTuple):
+    """Speculative decoding: a drafter guesses tokens, and the next step verifies them."""
+
+    tokens: int  # vLLM's num_speculative_tokens
+    acceptance: float  # Share of the drafts that are accepted, as vLLM's log has it
+    lookahead: int = 0  # Slots of the cache for what the drafter writes beyond the tokens of a step
+    slots: int = 0  # Of the step's budget, beside the tokens, for each request
+    drops_block: bool = False  # The last block of a hit is computed again
+    draft_ppm: int = 0  # A draft pass takes so many millionths of the time of a step with its tokens
+
+    @property
+    def each(self) -> float:
+        """The chance of a draft whose predecessors were accepted: of k drafts p + p^2 + ... + p^k are accepted on average."""
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            is_low = sum(middle**place for place in range(1, self.tokens + 1)) < self.acceptance * self.tokens
+            low, high = (middle, high) if is_low else (low, middle)
+        return high
+
+
 class EngineLimits(NamedTuple):
     """vLLM's own limits, by its names; the defaults are those of the command line."""
 
@@ -48,6 +69,17 @@ class EngineLimits(NamedTuple):
     reserve_full_isl: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
     groups: tuple[CacheGroup, ...] = ()  # Empty: one full-attention group of `block_size`
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    max_loras: int | None = None  # None: LoRA is off
+    speculation: Speculation | None = None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The limits that are set, by name, as plain values."""
+        found = {name: value for name, value in self._asdict().items() if value is not None}
+        found["groups"] = [group._asdict() for group in self.groups]
+        return found | ({"speculation": self.speculation._asdict()} if self.speculation is not None else {})
 
     def turned(self, **limits: Any) -> EngineLimits:
         """The same engine with other limits."""
@@ -218,7 +250,8 @@ def experts_of(total: float, routed: float, experts: object, per_token: object) 
 
 def captured_sizes(settings: EngineLimits, *, is_eager: bool) -> tuple[int, ...]:
     """The sizes of the graphs that pad small steps."""
-    return () if is_eager else graph_sizes(settings.max_num_seqs)
+    drafts = settings.speculation.tokens if settings.speculation is not None else 0
+    return () if is_eager else graph_sizes(settings.max_num_seqs * (1 + drafts))
 
 
 def sheet_time(sheet: Sheet, card: Gpu, settings: EngineLimits) -> StepTime | None:

@@ -9,13 +9,15 @@ import numpy as np
 from plimsoll.errors import BadInput
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ALIGNMENT, ARRIVAL, ASYNC, BLOCK_SIZE, BUDGET, BY_PRIORITY, CACHING, CHUNKED, COUNTS, CTX_PS, FREE_BLOCKS, FREE_SLOTS,
-    FULL, FULL_BUDGET, FULL_GROUPS, GROUPS, HIT_SLOT, IDS_BEGIN, IDS_END, IDS_TOKENS, LIMITS, LINK_FIELDS, MAMBA, MAMBA_ALIGN,
-    MAX_LEN, MAX_SEQS, NEXT, NUM_BLOCKS, NUMBER, OUTPUT, PAIR_FS, PREFIX_BLOCK, PREV, PRIORITY, PROMPT, PROMPT_NS, REJECTED,
-    REJECTED_COUNT, REQUEST_FIELDS, RESERVE_FULL, SEAT_FIELDS, SEAT_FREE_SLOT, SEQ_NS, SIMPLE, SLIDING, SLOT, SPECS,
-    STAMP_FIELDS, STATUS, TABLE, THRESHOLD, TIE, TOKENS, WATERMARK_BLOCKS, Int32, RunState,
+    ACCEPTANCE, ADAPTER, ALIGNMENT, ARRIVAL, ASYNC, BLOCK_SIZE, BUDGET, BY_PRIORITY, CACHING, CHUNKED, COUNTS, CTX_PS,
+    DRAFT_PPM, DRAFT_SLOTS, DROPS_BLOCK, FREE_BLOCKS, FREE_SLOTS, FULL, FULL_BUDGET, FULL_GROUPS, GROUPS, HIT_SLOT, IDS_BEGIN,
+    IDS_END, IDS_TOKENS, LIMITS, LINK_FIELDS, LOOKAHEAD, MAMBA, MAMBA_ALIGN, MAX_LEN, MAX_LORAS, MAX_QUEUED, MAX_QUEUED_TOKENS,
+    MAX_SEQS, NEXT, NUM_BLOCKS, NUMBER, OUTPUT, PAIR_FS, PREFIX_BLOCK, PREV, PRIORITY, PROMPT, PROMPT_NS, REJECTED,
+    REJECTED_COUNT, REQUEST_FIELDS, RESERVE_FULL, SEAT_FIELDS, SEAT_FREE_SLOT, SEQ_NS, SIMPLE, SLIDING, SLOT, SPEC_TOKENS,
+    SPECS, STAMP_FIELDS, STATUS, TABLE, THRESHOLD, TIE, TOKENS, WATERMARK_BLOCKS, Int32, RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import chain
+from plimsoll.simulate.scheduler import SHARE_BITS
 from plimsoll.simulate.settings import LONGEST_STEP_NS, CacheGroup, EngineLimits, StepTime, groups_of
 from plimsoll.simulate.trace import Flags, Integers, Trace
 
@@ -50,6 +52,8 @@ def check(settings: EngineLimits) -> None:
             f"without chunked prefill --max-num-batched-tokens {settings.max_num_batched_tokens} must be at least "
             f"--max-model-len {settings.max_model_len}: vLLM does not start otherwise"
         )
+    if settings.speculation is not None and any(group.kind == "mamba" for group in settings.groups):
+        raise BadInput("speculative decoding is not replayed for models with Mamba layers")
     if settings.block_size > MOST_BLOCK_SIZE:
         raise BadInput(f"--block-size must be at most {MOST_BLOCK_SIZE}, not {settings.block_size}")
     groups = groups_of(settings)
@@ -130,7 +134,16 @@ def _limits(settings: EngineLimits, step_time: StepTime, prefix_block: int, grou
     limits[ALIGNMENT] = math.lcm(*groups[:, 1].tolist())
     limits[MAMBA_ALIGN] = settings.prefix_caching and bool((groups[:, 0] == MAMBA).any())
     limits[FULL_GROUPS] = (groups[:, 0] == FULL).sum()
-    limits[SIMPLE] = len(groups) == 1 and groups[0, 0] == FULL
+    limits[MAX_QUEUED], limits[MAX_QUEUED_TOKENS] = (
+        -1 if most is None else most for most in (settings.max_num_queued_reqs, settings.max_num_queued_tokens)
+    )
+    limits[MAX_LORAS] = settings.max_loras or 0
+    if (drafted := settings.speculation) is not None:
+        limits[SPEC_TOKENS], limits[LOOKAHEAD], limits[DRAFT_SLOTS] = drafted.tokens, drafted.lookahead, drafted.slots
+        limits[DROPS_BLOCK], limits[DRAFT_PPM] = drafted.drops_block, drafted.draft_ppm
+        limits[ACCEPTANCE] = round(drafted.each * (1 << SHARE_BITS))
+    rest = settings.speculation, settings.max_loras, settings.max_num_queued_reqs, settings.max_num_queued_tokens
+    limits[SIMPLE] = len(groups) == 1 and groups[0, 0] == FULL and all(one is None for one in rest)
     return limits
 
 
@@ -197,19 +210,22 @@ def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival
         dtype=np.int64,
     )  # fmt: skip
     requests = _request_rows(trace, settings)
+    adapters, numbers = np.unique(np.append(0, trace.adapter), return_inverse=True)
+    adapter = numbers[1:]  # from 1 on, 0 for none
     stamps = np.full((trace.size, STAMP_FIELDS), -1, dtype=np.int64)
     stamps[:, ARRIVAL] = arrival_ns
     stamps[:, IDS_BEGIN], stamps[:, IDS_END] = trace.prefix_start[:-1], trace.prefix_start[1:]
-    stamps[:, IDS_TOKENS], stamps[:, NUMBER] = requests[:, PROMPT], np.arange(trace.size)
+    stamps[:, IDS_TOKENS], stamps[:, NUMBER], stamps[:, ADAPTER] = requests[:, PROMPT], np.arange(trace.size), adapter
     chains = np.zeros(len(trace.prefix_ids) if settings.prefix_caching else 0, dtype=np.uint64)
     if len(chains):
-        chain(trace.prefix_ids, trace.prefix_start, chains)
+        chain(trace.prefix_ids, trace.prefix_start, adapter, chains)
     admitted = requests[:, STATUS] != REJECTED
     longest = int((requests[:, PROMPT] + requests[:, OUTPUT])[admitted].max(initial=1))
     slots = min(settings.max_num_seqs, max(1, trace.size))
     if is_open:
         longest, slots = settings.max_model_len, settings.max_num_seqs
-    width = -(-longest // int(groups[:, 1].min())) + 2
+    ahead = settings.speculation.tokens + settings.speculation.lookahead if settings.speculation is not None else 0
+    width = -(-(longest + ahead) // int(groups[:, 1].min())) + 2
     counts = np.zeros(COUNTS, dtype=np.int64)
     counts[FREE_BLOCKS] = settings.num_blocks - 1
     counts[FREE_SLOTS] = slots
@@ -237,4 +253,5 @@ def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival
         links=links,
         keys=np.zeros(settings.num_blocks, dtype=np.uint64),
         chains=chains,
+        adapters=np.zeros(len(adapters), dtype=np.int64),
     )

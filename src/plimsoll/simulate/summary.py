@@ -76,6 +76,7 @@ class Summary(NamedTuple):
     requests: int
     finished: int
     rejected: int
+    refused: int
     bad_rows: int
     steps: int
     sim_seconds: float
@@ -86,6 +87,8 @@ class Summary(NamedTuple):
     preemptions: int
     preempted_requests: int
     recomputed_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     peak_blocks: int
     peak_running: int
     peak_waiting: int

@@ -30,6 +30,7 @@ class Trace(NamedTuple):
     prompt: Integers
     output: Integers  # Tokens to generate, at least 1
     priority: Integers  # Lower goes first, as vLLM's `priority`; only the priority policy looks at it
+    adapter: Integers  # LoRA adapters, each as a number; 0 for none
     prefix_ids: Integers
     prefix_start: Integers
     prefix_block: int = 512  # Tokens that one prefix id covers
@@ -58,6 +59,7 @@ def make_trace(
     priority: npt.ArrayLike | None = None,
     ids: list[list[int]] | None = None,
     prefix_block: int = 512,
+    adapter: npt.ArrayLike | None = None,
 ) -> Trace:
     """A trace from plain lists in order of arrival; for readers and tests."""
     arrivals = np.asarray(arrival_ns, dtype=np.int64)
@@ -71,7 +73,8 @@ def make_trace(
         arrivals,
         np.asarray(prompt, dtype=np.int64),
         np.maximum(1, np.asarray(output, dtype=np.int64)),
-        np.zeros(len(arrivals), dtype=np.int64) if priority is None else np.asarray(priority, dtype=np.int64),
+        np.zeros_like(arrivals) if priority is None else np.asarray(priority, dtype=np.int64),
+        np.zeros_like(arrivals) if adapter is None else np.asarray(adapter, dtype=np.int64),
         np.asarray(flat, dtype=np.int64),
         start,
         prefix_block,
@@ -166,6 +169,7 @@ def pick(trace: Trace, rows: Integers) -> Trace:
         prompt=trace.prompt[rows],
         output=trace.output[rows],
         priority=trace.priority[rows],
+        adapter=trace.adapter[rows],
         prefix_ids=trace.prefix_ids[places(trace.prefix_start[:-1][rows], counts)],
         prefix_start=starts(counts),
     )

@@ -143,6 +143,10 @@ def json_columns(shape: JsonShape, lines: list[str], prefix_block: int) -> Colum
         prefix_block = next(iter(blocks), 0)
         priority = whole_numbers([row.get("priority", 0) for row in rows], "priority", 1 << 31, -(1 << 31))
         found = found._replace(priority=priority)
+    named = [(at, str(row["adapter"])) for at, row in enumerate(rows) if row.get("adapter") is not None]
+    if named:
+        at, names = zip(*named, strict=True)
+        found.adapter[list(at)] = ids_as_numbers(list(names), "adapter")
     if shape.stamps:
         found = found._replace(stamps=_json_stamps(shape, rows, arrival))
     if shape.ids:
@@ -419,6 +423,7 @@ def _trace(path: str, rows: _Rows, limit: int | None, arrivals: Arrivals | None)
     name = "standard input" if path == "-" else PurePath(path).name
     arrival = columns.arrival if len(columns.arrival) else np.zeros(count, dtype=np.int64)
     whole = Trace(
-        name, arrival, prompt, output, columns.priority, columns.ids, starts(columns.id_counts), rows.prefix_block, rows.bad
-    )
+        name, arrival, prompt, output, columns.priority, columns.adapter, columns.ids, starts(columns.id_counts),
+        rows.prefix_block, rows.bad,
+    )  # fmt: skip
     return pick(whole, order)._replace(arrival_ns=times - zero), order, zero

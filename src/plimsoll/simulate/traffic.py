@@ -117,7 +117,7 @@ def generate(spec: Synthetic) -> Trace:
     order = np.argsort(arrival, kind="stable")
     arrival = arrival[order]
     trace = Trace(
-        "synthetic", arrival - arrival[0], prompt[order], output[order], priority[order],
+        "synthetic", arrival - arrival[0], prompt[order], output[order], priority[order], np.zeros_like(priority),
         np.zeros(0, dtype=np.int64), np.zeros(spec.requests + 1, dtype=np.int64), spec.block,
     )  # fmt: skip
     if not spec.families and spec.turns == 1:
@@ -186,6 +186,7 @@ def _slice(trace: Trace, first: int, last: int, zero_ns: int) -> Trace:
         prompt=trace.prompt[first:last],
         output=trace.output[first:last],
         priority=trace.priority[first:last],
+        adapter=trace.adapter[first:last],
         prefix_ids=trace.prefix_ids[begin:end],
         prefix_start=trace.prefix_start[first : last + 1] - begin,
     )
@@ -217,7 +218,7 @@ def merge(traces: Sequence[Trace]) -> Trace:
             raise TooLarge(f"merged in blocks of {block} tokens there are more than {IDS_MAX} prefix ids")
         ids.append(numbers)
         counts.append(kept)
-    columns = (np.concatenate(column) for column in zip(*(trace[1:5] for trace in traces), strict=True))
+    columns = (np.concatenate(column) for column in zip(*(trace[1:6] for trace in traces), strict=True))
     name, bad_rows = " + ".join(trace.name for trace in traces), sum(trace.bad_rows for trace in traces)
     whole = Trace._make((name, *columns, np.concatenate(ids), starts(np.concatenate(counts)), block, bad_rows))
     return pick(whole, np.argsort(whole.arrival_ns, kind="stable"))

@@ -9,6 +9,7 @@ import numpy as np
 
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
+from plimsoll.simulate.features import Features, with_features
 from plimsoll.simulate.settings import StepTime
 from plimsoll.simulate.silicon import SHEET_BAND, StepClock, planned_clock
 from plimsoll.simulate.trace import Integers
@@ -175,14 +176,21 @@ class Server(NamedTuple):
     fitted: str | None = None  # The fit's sentence on its error
     most_running: int | None = None  # Requests at once in the run that the fit saw
     is_poor: bool = False  # The fit is so far off that the answer is a rough guide all the same
+    acceptance: float | None = None  # Share of drafted tokens that are accepted; None: nobody said it
+
+    def features_of(self, option: Option) -> Features:
+        """A candidate's limits."""
+        return with_features(option.settings, option.ledger.settings, self.shape, self.acceptance)
 
     def clock_of(self, option: Option) -> StepClock:
         """Unfitted step times of a candidate; without the card's rates the reference's constants."""
-        return planned_clock(option.ledger, self.shape, option.settings) or StepClock(StepTime(), SHEET_BAND, "no card")
+        settings, _, wider = self.features_of(option)
+        found = planned_clock(option.ledger, self.shape, settings) or StepClock(StepTime(), SHEET_BAND, "no card")
+        return found._replace(band=(found.band[0] * wider[0], found.band[1] * wider[1]))
 
     def job_of(self, option: Option) -> Job:
         """One candidate as a piece of work."""
-        settings = option.settings
+        settings = self.features_of(option).settings
         times = self.step_time or self.clock_of(option).step_time
         return Job(settings, times.reaching(settings.max_num_batched_tokens))
 

@@ -37,6 +37,7 @@ class FleetTrial:
     requests_per_second: float  # that came
     rejected: int = 0  # longer than the model or the cache allows
     ttft_p99: float = 0.0  # seconds; 0 where nothing finished
+    refused: int = 0  # they came when the queue was full, and are not served as promised
 
     @property
     def share(self) -> float:
@@ -139,4 +140,4 @@ def replay_fleet(traffic: Traffic, job: Job, servers: int, speedup: float = 1.0)
         return FleetTrial(servers, speedup, trace.size, 0, rate)
     found: Score = score(merge_replays(trace, runs, engine_of), traffic.slo)
     served = found.requests - found.rejected
-    return FleetTrial(servers, speedup, served, found.met, rate, found.rejected, found.ttft_p99 or 0.0)
+    return FleetTrial(servers, speedup, served, found.met, rate, found.rejected, found.ttft_p99 or 0.0, found.refused)

@@ -76,6 +76,7 @@ class Score(NamedTuple):
     tpot_p99: float | None
     late_first: int  # Finished requests whose first token came too late
     late_further: int  # Finished requests whose further tokens came too slowly
+    refused: int = 0  # They came when the queue was full
 
 
 def score(run: Replay, slo: Slo) -> Score:

@@ -117,7 +117,7 @@ def _planned(values: Mapping[str, Value], server: Server, speedup: float, said: 
     try:
         found, findings = server.replan(launch)
         option = Option(candidate, found, tuple(findings))
-        settings = option.settings
+        settings = server.features_of(option).settings
     except BadInput as error:
         return Point(values, speed, None, problem=str(error))
     if settings.num_blocks < 2:

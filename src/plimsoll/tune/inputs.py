@@ -13,6 +13,7 @@ from plimsoll.models.files import read_json
 from plimsoll.plan.read import MemoryPlan, plan_launch, read_command
 from plimsoll.render import plan as report
 from plimsoll.simulate.compiled import HAS_NUMBA
+from plimsoll.simulate.features import with_features
 from plimsoll.simulate.inputs import (
     NO_ENCODER,
     WITHOUT_NUMBA,
@@ -91,15 +92,26 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None) 
     traffic = Traffic(read_traffic(options), options.speedup, promise)
     plan = json.loads(report.as_json(planned))
     # A command that leaves no cache may be one flag away from a good one; only a fit replays it as it is.
-    settings, notes = settings_of_plan(plan, is_replayed=options.fit is not None)
-    times = read_times(options, plan, settings, planned)
+    settings, notes = settings_of_plan(plan, is_replayed=options.fit is not None, is_known=True)
+    found = with_features(settings, planned.ledger.settings, planned.shape, options.acceptance_rate)
+    notes = (*notes, *found.notes)
+    times = read_times(options, plan, found.settings, planned)
     if (engines := data_parallel_engines(plan["settings"])) > 1:
         notes = (*notes, f"one of the {engines} data-parallel engines is replayed, with all of the traffic")
         notes = (*notes, lockstep_note(engines)) if ready.model.shape.moe is not None else notes
     encoder = (NO_ENCODER,) if ready.model.shape.towers else ()
     notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes, *encoder)
     step_time = times.step_time if times.fitted is not None else None
-    server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running, times.is_poor)
+    server = Server(
+        planned.ledger,
+        ready.model.shape,
+        ready.replan,
+        step_time,
+        times.fitted,
+        times.most_running,
+        times.is_poor,
+        options.acceptance_rate,
+    )
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
     return TuneInputs(traffic, server, space, planned, server_options, (*planned.notes, *notes))

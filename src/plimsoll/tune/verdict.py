@@ -201,6 +201,10 @@ def _limits(tuning: Tuning) -> list[str]:
         is_longer = "request is longer" if score.rejected == 1 else "requests are longer"
         refused = "is refused" if score.rejected == 1 else "are refused"
         said.append(f"{format_count(score.rejected)} {is_longer} than {format_count(longest)} tokens and {refused}.")
+    if score.refused:
+        said.append(
+            f"{format_count(score.refused)} of {format_count(score.requests)} came when the queue was full and are refused."
+        )
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         values, value = getattr(tuning.space, name), getattr(tuning.result.best.option.candidate, name)
         if len(values) > 1 and value != getattr(tuning.own, name) and value in (values[0], values[-1]):

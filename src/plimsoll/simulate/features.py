@@ -1,0 +1,105 @@
+"""Reads what a command adds to the plain scheduler: drafts of speculative decoding, LoRA slots and limits of the queue.
+
+--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'   1 + 3 tokens a step, of which 1 to 4 are kept
+--enable-lora --max-loras 2                                                a request waits while two other adapters run
+--max-num-queued-reqs 64, --max-num-queued-tokens 100000                   who comes beyond that is refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from plimsoll.models.shape import ModelShape
+from plimsoll.plan.settings import Settings as LaunchSettings
+from plimsoll.plan.weights_checkpoint import parameters
+from plimsoll.simulate.settings import EngineLimits, Speculation
+
+ACCEPTANCE = (0.4, 0.6, 0.8)
+"""The share of drafts that are accepted where nobody says it: lowest, assumed, highest. A guess that no run was fitted to."""
+MOST_DRAFTS = 1000
+REPLAYED = ("--max-num-queued-reqs", "--max-num-queued-tokens", "--enable-lora", "--max-loras")
+WITHOUT_DRAFTER = ("ngram", "[ngram]", "ngram_gpu", "suffix")
+DRAFT_MODEL_SHARE, HEAD_SHARE = 0.1, 0.05  # of the model's time, for a draft model and for a head of unknown models
+UNREPLAYED_DRAFTS = (
+    "speculative decoding is not replayed: further tokens come sooner than here, where the batch is full less so"
+)
+SLOWER_STEPS = "steps with LoRA adapters cost more than here: tokens come later"
+NO_ADAPTERS = "no request names an adapter (a field `adapter` of the trace): none waits for a LoRA slot here, some will"
+
+
+class Features(NamedTuple):
+    """Limits with the command's further parts, notes on them, and how much their own doubt widens a step's time."""
+
+    settings: EngineLimits
+    notes: tuple[str, ...] = ()
+    band: tuple[float, float] = (1.0, 1.0)
+
+
+def method_of(config: Mapping[str, Any]) -> str:
+    """The drafter's method, by vLLM's own rule where the configuration leaves it out."""
+    model, said = str(config.get("model") or "").lower(), str(config.get("method") or "")
+    guesses = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp"}
+    guessed = next((method for part, method in guesses.items() if part in model), "draft_model")
+    return said or ("ngram" if model in WITHOUT_DRAFTER else guessed)
+
+
+def read_speculation(
+    config: Mapping[str, Any], acceptance: float | None, shape: ModelShape | None = None
+) -> Speculation | None:
+    """The drafter of a --speculative-config; None where it does not say how many tokens are drafted.
+
+    Slots, lookahead and the dropped block are those of vLLM's SpeculativeConfig.
+    """
+    tokens, method = config.get("num_speculative_tokens"), method_of(config)
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens <= MOST_DRAFTS:
+        return None
+    is_parallel, share = config.get("parallel_drafting") is True, ACCEPTANCE[1] if acceptance is None else acceptance
+    reads_states = method in ("eagle", "eagle3", "dflash", "dspark") or "mtp" in method
+    has_cache = reads_states or method == "draft_model"
+    slots = tokens - 1 if is_parallel or method == "dspark" else 0
+    if method in ("dflash", "draft_model"):
+        slots = tokens if is_parallel or method == "dflash" else 1
+    cost = DRAFT_MODEL_SHARE if method == "draft_model" else HEAD_SHARE if has_cache else 0.0
+    if reads_states and shape is not None and shape.layers:  # a head is one more layer, and reads the output matrix again
+        cost = 1 / len(shape.layers) + shape.vocab_size * shape.hidden_size / max(1, parameters(shape))
+    return Speculation(
+        tokens=tokens,
+        acceptance=share,
+        lookahead=tokens + (method == "dflash") if has_cache else 0,
+        slots=slots,
+        drops_block=reads_states and config.get("disable_eagle_block_drop") is not True,
+        draft_ppm=round(1e6 * min(1.0, cost)),
+    )
+
+
+def with_features(
+    settings: EngineLimits, said: LaunchSettings, shape: ModelShape | None, acceptance: float | None = None
+) -> Features:
+    """The limits of a planned server with the parts of its command that `planned_settings` leaves out."""
+    changes: dict[str, Any] = {
+        "max_loras": said.max_loras or None,
+        "max_num_queued_reqs": said.max_num_queued_reqs,
+        "max_num_queued_tokens": said.max_num_queued_tokens,
+    }
+    notes = [SLOWER_STEPS] if said.max_loras else []
+    found = with_drafts(settings.turned(**changes), said.speculative, acceptance, shape)
+    return Features(found.settings, (*notes, *found.notes), found.band)
+
+
+def with_drafts(
+    settings: EngineLimits, config: Mapping[str, Any] | None, acceptance: float | None, shape: ModelShape | None = None
+) -> Features:
+    """The limits with the drafter of a --speculative-config."""
+    if not config:
+        return Features(settings)
+    speculation = read_speculation(config, acceptance, shape)
+    if speculation is None or any(group.kind == "mamba" for group in settings.groups):
+        return Features(settings, (UNREPLAYED_DRAFTS,))
+    drafting = settings.turned(speculation=speculation)
+    if acceptance is not None:
+        return Features(drafting)
+    low, middle, high = (1 + share * speculation.tokens for share in ACCEPTANCE)  # tokens of a step
+    shares = " to ".join(f"{share:.0%}" for share in ACCEPTANCE[::2])
+    note = f"{ACCEPTANCE[1]:.0%} of the drafts are taken to be accepted, {shares} in the band; vLLM's log has yours: "
+    return Features(drafting, (f"{note}--acceptance-rate X",), (middle / high, middle / low))
