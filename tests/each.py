@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from hypothesis import strategies as st
 
 SOAK = bool(os.environ.get("PLIMSOLL_SOAK"))  # `make soak`: all of what `make test` tries a few of
 
@@ -83,6 +84,13 @@ def cases(folder: str, name: str) -> list[Any]:
         return tuple(map(read, value)) if isinstance(value, list) else value
 
     return [read(row) for row in _tables(folder)[name]]
+
+
+def trees(keys: Iterable[str] = (), most: int = 10, words: Iterable[str] = ("8",)) -> st.SearchStrategy[Any]:
+    """Whatever JSON can hold, in objects with these keys, or any; some texts are of these words."""
+    named = st.sampled_from(list(keys)) if keys else st.text(max_size=5)
+    leaf = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(list(words))
+    return st.recursive(leaf, lambda one: st.lists(one, max_size=4) | st.dictionaries(named, one, max_size=4), max_leaves=most)
 
 
 def times(few: int, many: int) -> int:

@@ -41,7 +41,7 @@ from plimsoll.guard.config_reader import KeyLines, read_token
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.policy import THRESHOLDS
 from plimsoll.guard.judge.tracker import Grade
-from tests.each import each
+from tests.each import cases, each
 from tests.options import guard_options
 
 TOKEN = "a-token-that-is-long-enough"
@@ -57,8 +57,8 @@ def plan(folder: Path) -> None:
     (folder / "plan.json").write_text(json.dumps(body), encoding="utf-8")
 
 
-def test_the_whole_of_it(tmp_path: Path) -> None:
-    """Everything that can be set is read; files are found beside the configuration."""
+def test_the_whole_of_it_and_the_example_on_the_page(tmp_path: Path) -> None:
+    """Everything that can be set is read, files beside it; what docs/guard.md shows can be used as it is."""
     for name in ("gate.token", "api.token"):
         (tmp_path / name).write_text(TOKEN + "\n", encoding="utf-8")
     plan(tmp_path)
@@ -71,19 +71,13 @@ def test_the_whole_of_it(tmp_path: Path) -> None:
     assert (second.name, second.token, second.canary_s, second.plan) == ("10.0.0.2:8443/base", None, None, None)
     assert found.discover.file_sd == (str(tmp_path / "engines" / "*.json"),)
     assert found.discover.kubernetes == PodsConfig("app=vllm", ("models",), 8000)
-    assert (found.discover.every_s, found.notify.webhook, found.notify.repeat_s) == (
-        60.0,
-        "http://127.0.0.1:9093/api/v2/alerts",
-        300.0,
-    )
+    assert (found.discover.every_s, found.notify.repeat_s) == (60.0, 300.0)
+    assert found.notify.webhook == "http://127.0.0.1:9093/api/v2/alerts"
     assert found.api == ApiConfig(Listen("0.0.0.0", 9999), TOKEN, None, ("guard.example",))
     asked = guard_options(["--config", str(path)], {})
     assert asked.policy.every_s == 10.0
     assert asked.policy.number("dead", "refused") == 180.0
 
-
-def test_the_example_on_the_page_is_a_configuration(tmp_path: Path) -> None:
-    """What docs/guard.md shows can be used as it is, once its files are there."""
     page = (Path(__file__).parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
     text = page.partition("```toml\n")[2].partition("```")[0].replace("/etc/plimsoll/", "")
     for name in ("gate.token", "vllm.key", "guard.token"):
@@ -99,8 +93,8 @@ def test_the_example_on_the_page_is_a_configuration(tmp_path: Path) -> None:
     assert (asked.config.api.token, asked.config.api.read_token) == (TOKEN, f"{TOKEN}-2")
 
 
-def test_a_gate_may_listen_on_a_socket_and_what_is_found_may_have_a_key_of_its_own(tmp_path: Path) -> None:
-    """No token passes over a network then; [discover] api_key_file is for test requests to engines that nobody named."""
+def test_a_gate_and_prometheus_are_where_it_is_said(tmp_path: Path) -> None:
+    """A socket, a key for test requests; the label is host and port unless a template says otherwise, for all or for one."""
     (engine,) = config_in("[[engine]]\nurl = 'http://x:1'\ngate = 'unix:/run/g.sock'", "p.toml").engines
     assert engine.gate_url == "unix:/run/g.sock"
     assert guard_options(["--engine", "http://x:1"], {}).config.engines[0].gate_url is None
@@ -109,8 +103,8 @@ def test_a_gate_may_listen_on_a_socket_and_what_is_found_may_have_a_key_of_its_o
     assert (found.discover.api_key, found.discover.canary_s) == ("k", 30.0)
 
 
-def test_a_secret_that_everybody_can_read_is_said_once(tmp_path: Path) -> None:
-    """One line for each file, however often it is named; a file of its owner alone is none."""
+def test_a_secret_that_everybody_can_read_is_said_once_and_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """One line for each, however often it is named; a folder, nothing, other bytes, too much: one line, too."""
     for name, mode in (("open", 0o644), ("shut", 0o640)):
         (tmp_path / name).write_text(TOKEN, encoding="utf-8")
         (tmp_path / name).chmod(mode)
@@ -122,6 +116,15 @@ def test_a_secret_that_everybody_can_read_is_said_once(tmp_path: Path) -> None:
     asked = guard_options(["--config", str(path), "--token-file", str(tmp_path / "open")], {})
     assert asked.config.warnings == (said,)
     assert guard_options(["--engine", "http://x:1", "--token-file", str(tmp_path / "open")], {}).config.warnings == (said,)
+
+    (tmp_path / "latin.toml").write_bytes(b"# one\n# tw\xf6\n")
+    (tmp_path / "big.toml").write_bytes(b"#" * (5 << 20))
+    for name, says in (("none.toml", "No such file"), ("", "directory"), ("latin.toml", "line 2: not UTF-8"),
+                       ("big.toml", "more than 4 MiB")):  # fmt: skip
+        with pytest.raises(BadInput, match=says):
+            read_guard_config(str(tmp_path / name))
+    with pytest.raises(BadInput, match=r"p\.toml, line"):
+        config_in("a = " + "[" * 20_000, "p.toml")
 
 
 MISTAKES: list[tuple[str, int, str]] = [
@@ -149,35 +152,10 @@ def test_every_mistake_has_its_line(text: str, line: int, says: str, tmp_path: P
 def test_every_number_of_the_policy_is_refused_on_its_own_line(tmp_path: Path) -> None:
     """Whichever number is wrong, it is that line which is named."""
     path = tmp_path / "p.toml"
-    for place, knob in enumerate(THRESHOLDS):
-        tables: dict[str, list[str]] = {}
-        for other in THRESHOLDS:
-            value = repr(other.default) if other is not knob else "-1"
-            tables.setdefault(other.kind, []).append(f"{other.name} = {value}")
-        lines = ["[[engine]]", "url = 'http://x:1'"]
-        for kind, rows in tables.items():
-            lines += [f"[policy.{kind}]", *rows]
-        path.write_text("\n".join(lines), encoding="utf-8")
-        if place % 5:
-            continue  # a fifth of them is enough
-        with pytest.raises(BadInput, match=rf"line {lines.index(f'{knob.name} = -1') + 1}: {knob.kind}.{knob.name} must lie"):
+    for knob in THRESHOLDS[::5]:  # a fifth of them is enough
+        path.write_text(f"{ENGINE}[policy.{knob.kind}]\n\n{knob.name} = -1\n", encoding="utf-8")
+        with pytest.raises(BadInput, match=rf"line 6: {knob.kind}.{knob.name} must lie"):
             guard_options(["--config", str(path)], {})
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """A folder, nothing, other bytes, too much: one line each."""
-    with pytest.raises(BadInput, match="No such file"):
-        read_guard_config(str(tmp_path / "none.toml"))
-    with pytest.raises(BadInput, match="directory"):
-        read_guard_config(str(tmp_path))
-    (tmp_path / "latin.toml").write_bytes(b"# one\n# tw\xf6\n")
-    with pytest.raises(BadInput, match="line 2: not UTF-8"):
-        read_guard_config(str(tmp_path / "latin.toml"))
-    (tmp_path / "big.toml").write_bytes(b"#" * (5 << 20))
-    with pytest.raises(BadInput, match="more than 4 MiB"):
-        read_guard_config(str(tmp_path / "big.toml"))
-    with pytest.raises(BadInput, match=r"p\.toml, line"):
-        config_in("a = " + "[" * 20_000, "p.toml")
 
 
 @pytest.mark.parametrize("content", ["", "short", "two words that are long", "x" * 5_000, "ünïcödé-ünïcödé-ünïcödé"])
@@ -190,8 +168,8 @@ def test_a_file_without_a_token_is_refused_and_not_shown(content: str, tmp_path:
     assert not content or content not in str(caught.value)
 
 
-def test_addresses_to_listen_on() -> None:
-    """Host and port, IPv6 in brackets, or a port alone on this machine."""
+def test_addresses_to_listen_on_and_places_in_tables_within_lists() -> None:
+    """Host and port, IPv6 in brackets, or a port alone; a table below a list belongs to its last entry."""
     assert listen_of("127.0.0.1:9790") == ("127.0.0.1", 9790)
     assert listen_of("[::1]:0") == ("::1", 0)
     assert listen_of(":9790") == ("127.0.0.1", 9790)
@@ -201,10 +179,6 @@ def test_addresses_to_listen_on() -> None:
     assert [is_loopback(host) for host in ("localhost", "::1", "127.8.9.1", "0.0.0.0", "127.0.0.1.evil.example", "::")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip
-
-
-def test_places_are_found_in_tables_within_lists() -> None:
-    """A table below a list belongs to its last entry, and what is not there is where its table is."""
     lines = KeyLines("a.b = 1\n[[x]]\ny = 1\n[x.z]\nq = 1\n[[x]]\n[x.z]\nq = 1\n")
     assert lines.of("a", "b") == 1
     assert lines.of("x", 0, "y") == 3
@@ -223,12 +197,15 @@ def engine(line: str, folder: Path = Path("/etc/p")) -> EngineConfig:
     return read(ENGINE + line, folder).engines[0]
 
 
-def test_nothing_need_be_set() -> None:
-    """An empty file is one; an empty [act] is what guard does by itself, and without one nothing is said of acting."""
+def test_nothing_need_be_set_and_what_is_only_observed() -> None:
+    """An empty [act] is what guard does by itself; with a KV connector or several machines it keeps its hands off."""
     found = read("")
     assert (found.engines, found.notify.webhook, found.api, found.act, found.lock) == ((), None, ApiConfig(), None, None)
     assert (found.api.host, found.api.port) == ("127.0.0.1", 9790)
     assert read("[act]\n").act == ActPolicy()
+    assert "2 machines" in engine("nodes = 2").only_observed
+    assert "KV connector" in engine("kv_connector = true").only_observed
+    assert engine("kv_connector = false\nnodes = 1").only_observed == ""
 
 
 def test_every_key_of_act_reaches_the_policy() -> None:
@@ -250,8 +227,8 @@ def test_every_key_of_act_reaches_the_policy() -> None:
     assert (act.journal, act.evidence) == ("/etc/p/state/guard.journal", "/var/evidence")
 
 
-def test_three_locks(tmp_path: Path) -> None:
-    """A file, etcd, or a Lease; no secret is in what is printed of one."""
+def test_three_locks_balancers_and_restarters(tmp_path: Path) -> None:
+    """Each way that docs/guard-config.md names; no secret is in what is printed of one."""
     (tmp_path / "pw").write_text("hunter2", encoding="utf-8")
     assert read("[lock]\nfile = 'l'").lock == FileLockConfig("/etc/p/l")
     assert read("[lock]\nlease = 'guard'\nnamespace = 'models'\nttl = '20s'").lock == LeaseLockConfig("guard", "models", 20)
@@ -260,9 +237,6 @@ def test_three_locks(tmp_path: Path) -> None:
     assert found == EtcdLockConfig(("http://a:1", "https://b:2"), "k", 60, "u", "hunter2", str(tmp_path / "ca"))
     assert "hunter2" not in repr(found)
 
-
-def test_balancers_and_restarters(tmp_path: Path) -> None:
-    """Each way that docs/guard-config.md names."""
     (tmp_path / "t").write_text("secret", encoding="utf-8")
     haproxy = "balancer = {haproxy = '/run/h.sock', backend = ['llm', 'chat'], server = 's1', may_be_last = true}"
     assert engine(haproxy).balancer == HaproxyConfig("/run/h.sock", ("llm", "chat"), "s1", may_be_last=True)
@@ -284,13 +258,6 @@ def test_balancers_and_restarters(tmp_path: Path) -> None:
         "a", "http://x:1", group="big", log="/etc/p/a.log", nodes=2
     )
     assert engine("") == EngineConfig("a", "http://x:1")
-
-
-def test_what_is_only_observed() -> None:
-    """A KV connector or several machines: guard keeps its hands off, and says why."""
-    assert "2 machines" in engine("nodes = 2").only_observed
-    assert "KV connector" in engine("kv_connector = true").only_observed
-    assert engine("kv_connector = false\nnodes = 1").only_observed == ""
 
 
 def test_where_files_lie() -> None:
@@ -369,18 +336,7 @@ def test_no_letters_are_more_than_a_refusal(text: str) -> None:
         refused_at_most(head + text)
 
 
-SAME = [
-    ("url = 'http://x:1/'\nname = 'b'", "the same address as in line 2"),
-    ("url = 'http://y:1'\nrestart = {systemd = 'a.service'}", "the same restart as in line 4"),
-    (
-        "url = 'http://y:1'\nbalancer = {haproxy = '/run/h', backend = ['x', 'llm'], server = 'a'}",
-        "balancer server as in line 5",
-    ),
-    ("url = 'http://y:1'\nrestart = {stop = ['x'], start = ['x'], is_running = ['y']}", "stop and start are the same command"),
-]
-
-
-@each(("second", "wanted"), SAME)
+@each(("second", "wanted"), cases("guard", "copied lines"))
 def test_a_copied_line_is_refused_with_both_lines(second: str, wanted: str) -> None:
     """Two engines with one address, restart or server cannot be meant: the healthy one would be stopped for the dead one."""
     first = f"{ENGINE}restart = {{systemd = 'a.service'}}\nbalancer = {{haproxy = '/run/h', backend = 'llm', server = 'a'}}\n"

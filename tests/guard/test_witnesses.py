@@ -7,32 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
-from lab.guard.acting import Fault, State, World
-from lab.guard.acting_lives import CASES, MemoryBook, live, unsafe
+from lab.guard.acting import State, World
+from lab.guard.acting_lives import CASES, MemoryBook, unsafe
 from lab.guard.acting_parts import ENGINE, FakeRestarter, FakeSight, parts_of
 from lab.guard.acting_play import ends, play, says, until, view_of
 from plimsoll.errors import WorldFailed
-from plimsoll.guard.act.decide import ASKED, BlockedAction, Decision, Restart, decide, serves_nobody, spent
-from plimsoll.guard.act.journal_entry import RESTART, Entry
-from plimsoll.guard.act.journal_replay import read_restarts
+from plimsoll.guard.act.decide import ASKED, decide, serves_nobody
+from plimsoll.guard.act.journal_entry import Entry
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Outcome, ServerHealth, failed
 from plimsoll.guard.act.steps import BROKEN, SERVING
 from plimsoll.guard.daemon.acting import BalancerTraffic
 from plimsoll.guard.daemon.conductor import Conductor
-from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver, WatchedEngine
-from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import BalancerHealth, Canary, GateState, Look, Reach
-from plimsoll.guard.judge.policy import Policy, read_policy
+from plimsoll.guard.judge.policy import read_policy
 from plimsoll.unknown import Condition, Status
 from tests.each import each
+from tests.guard.acting import LookedAt, reason
 
 START = 1e9 - 500.0
 GATE = GateState(ready=True, reason="", in_flight=0, engine_requests=0, started=START)
@@ -56,38 +53,17 @@ def series(seconds: int, look: Callable[[float], Look], start: int = 0) -> list[
 HEALTHY = series(300, answers)
 
 
-class Watched:
-    """A fleet of engines that were looked at, as the action runner sees it."""
-
-    def __init__(self, policy: Policy = Policy(), **looks: Iterable[Look]) -> None:  # noqa: B008
-        self._engines: dict[str, WatchedEngine] = {}
-        self.events: dict[str, list[tuple[float, str]]] = {}
-        for name, seen in looks.items():
-            engine = WatchedEngine(EngineConfig(name, "http://x:1"), policy, cast("Any", SimpleNamespace()), 0.0)
-            self._engines[name] = engine
-            for look in seen:
-                self.now_s = look.at_s
-                self.events.setdefault(name, []).extend((look.at_s, str(event.message)) for event in engine.take(look))
-        capable = EngineCapabilities(has_gate=True, has_restarter=True)
-        self.observer = FleetObserver(cast("Fleet", self), lambda _: capable, 5.0, lambda: self.now_s, lambda: 0)
-
-    def names(self) -> list[str]:
-        return sorted(self._engines)
-
-    def engine(self, name: str) -> WatchedEngine | None:
-        return self._engines.get(name)
+class Watched(LookedAt):
+    """And what guard would do about them."""
 
     def condition(self, name: str, kind: str) -> Condition:
         return self.observer.conditions(name)[kind]
 
-    def decisions(self) -> dict[str, Decision]:
-        view = self.observer.view(frozenset())._replace(now=1e9 + self.now_s)
-        return {decision.engine: decision for decision in decide(view, ActPolicy())}
-
     def outcome(self, name: str = "a") -> str:
-        """What guard would do: "" for nothing, "restart", or why that is blocked."""
-        decision = self.decisions().get(name)
-        return "" if decision is None else decision.reason if isinstance(decision, BlockedAction) else str(decision.grade)
+        """Empty for nothing, "restart", or why that is blocked."""
+        view = self.observer.view(frozenset())._replace(now=1e9 + self.now_s)
+        decisions = [decision for decision in decide(view, ActPolicy()) if decision.engine == name]
+        return "".join(reason(decision) or str(decision.grade) for decision in decisions)
 
 
 def test_whatever_was_tried_has_its_test() -> None:
@@ -218,10 +194,7 @@ def test_health_says_503_for_12_s_and_is_well_again_before_the_stop() -> None:
         def conditions(self, engine: str) -> dict[str, Condition]:
             return {"dead": Condition("dead", Status.TRUE, "HealthSaysSo", f"{engine} reports a dead engine", 0.0)}
 
-    async def script(conductor: Conductor) -> None:
-        await conductor.carry_out(DEAD.plan)
-
-    play(world, book, script, sight=Recovered(world))
+    play(world, book, lambda conductor: conductor.carry_out(DEAD.plan), sight=Recovered(world))
     assert (world.state.stops, ends(world)) == (0, ["undone"])
 
 
@@ -315,15 +288,6 @@ def test_an_engine_dies_three_seconds_after_it_was_put_back() -> None:
     assert "it stopped answering" in says(world)
 
 
-def test_a_restart_that_was_written_while_the_clock_was_a_year_ahead() -> None:
-    """A time in the future is not believed: the budget is not spent for a year."""
-    year_s, now = 365 * 86_400.0, 1_700_000_000.0
-    entries = [Entry(1, now - 7_200, "note"), *(Entry(n, now + year_s, RESTART, "a", f"x{n}") for n in (2, 3))]
-    assert spent(read_restarts(entries, now), "a", ActPolicy(), now) == ""
-    assert len(read_restarts(entries, now)) == 2, "they are still counted for the day"
-    assert spent([Restart(now - 60, "a"), Restart(now - 30, "a")], "a", ActPolicy(), now)
-
-
 def test_both_replicas_die_and_the_second_does_not_wait_for_the_first() -> None:
     """Engines that serve nobody are started side by side, under one lock."""
     world, book = World(State("down")), MemoryBook()
@@ -371,6 +335,7 @@ def test_a_journal_that_was_full_for_a_while_is_written_again() -> None:
         nonlocal is_full
         await conductor.turn()
         assert conductor.stopped_acting
+        assert not [point for point in world.points if "stop" in point or "acquire" in point], "no deed without its entry"
         await asyncio.sleep(30.0)
         await conductor.turn()
         assert conductor.stopped_acting, "still full"
@@ -410,14 +375,6 @@ def test_a_balancers_count_is_silence_only_when_it_was_seen_to_stand_still() -> 
     assert not seen((0.0, counted(100, busy=2)), (30.0, counted(150, busy=1, ended=8))).is_live
 
 
-def test_nothing_is_lost_when_a_stop_fails_for_good() -> None:
-    """Held, and told; whoever comes later does not stop it twice."""
-    world, book = World(State("wedged"), {"stop": Fault("fails")}), MemoryBook()
-    live(world, book, WEDGED.plan)
-    assert world.state.starts == 0
-    assert ends(world)[-1] == "held"
-
-
 def test_a_restart_that_is_blocked_for_long_needs_attention() -> None:
     """Not one sentence and silence: it is shown and sent again as long as it lasts."""
     world, book = World(State("down")), MemoryBook()
@@ -433,16 +390,12 @@ def test_a_restart_that_is_blocked_for_long_needs_attention() -> None:
     assert world.state.starts == 0
 
 
-def test_an_engine_in_maintenance_at_the_balancer_is_away() -> None:
-    """It answers guard and gets no requests: nobody else of its group may leave, and a drain in progress is taken back."""
+def test_an_engine_in_maintenance_is_away_and_an_operator_asks_for_one_that_only_guard_cannot_reach() -> None:
+    """It answers guard and gets no requests: nobody else may leave; where the balancer sees it serve it is drained first."""
     fleet = Watched(a=HEALTHY, b=HEALTHY)
     assert fleet.observer.suffering("a", ActPolicy()) == ""
     fleet.observer.maintained = {"b": True}
     assert fleet.observer.suffering("a", ActPolicy()) == "b is out of rotation"
-
-
-def test_an_operator_asks_for_the_restart_of_one_that_only_guard_cannot_reach() -> None:
-    """Where the balancer sees it serve it is drained first; where nobody sees it, the operator answers for it."""
     for health, wanted in ((BalancerHealth(None, 2.0), SERVING), (None, BROKEN)):
         down = series(200, lambda at, health=health: refused(at, balancer=health), 300)  # type: ignore[misc]
         fleet = Watched(read_policy({"dead": {"refused": "60s"}}), a=[*HEALTHY, *down], b=series(500, answers))

@@ -7,19 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.article import measure
 from lab.article.fleet import WATCHERS, WatchedFleet
 from lab.article.incidents import INCIDENTS
-from lab.article.measure import (
-    Seen,
-    Word,
-    fewest_in_service,
-    first_s,
-    out_of_service_s,
-    peaks,
-    percentile,
-    restarts,
-    whole_again_s,
-)
 from lab.article.sidecar import Marks, Reading, Sidecar, World, read_page
 from plimsoll.guard.config import read_guard_config
 from plimsoll.guard.judge.policy import THRESHOLDS, read_policy
@@ -92,24 +82,19 @@ def test_three_marks_in_the_window_are_enough_and_an_error_is_none() -> None:
     assert (machine.told, machine.restarted_at_s) == ([], [])
 
 
-def test_it_looks_every_30_s_and_waits_60_s_at_most_for_running_to_be_0() -> None:
+def test_it_looks_every_30_s_waits_60_s_at_most_and_reads_the_page_of_a_real_engine() -> None:
     """Also for an engine that gives no answer; after a restart its marks are forgotten; a scale divides every time alike."""
     for while_it_waits in (FULL, OSError("refused")):
         machine = Machine(FULL, FULL, FULL, then=while_it_waits).turned(3)
-        assert machine.restarted_at_s == [1_120.0]
-        assert machine.told[-2:] == ["not idle", "restarted"]
+        assert (machine.restarted_at_s, machine.told[-2:]) == ([1_120.0], ["not idle", "restarted"])
     assert Machine().turned(4).now_s == 1_120.0
     machine = Machine(FULL, FULL, FULL, WELL, WELL, IDLE, then=WELL).turned(3)
-    assert machine.restarted_at_s == [1_062.0]
-    assert machine.told[-2:] == ["idle", "restarted"]
+    assert (machine.restarted_at_s, machine.told[-2:]) == ([1_062.0], ["idle", "restarted"])
     assert [len(Machine(then=FULL).turned(times).restarted_at_s) for times in (5, 6)] == [1, 2]
     machine = Machine(then=FULL).turned(3, scale=10.0)
     assert machine.restarted_at_s == [pytest.approx(1_012.0, abs=0.2)]
     assert machine.now_s == pytest.approx(1_015.0, abs=0.2)
 
-
-def test_it_reads_the_page_of_a_real_engine() -> None:
-    """With the labels and the neighbours of the names as vLLM 0.32.0 prints them."""
     assert read_page((CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt").read_text(encoding="utf-8")) == Reading(0.0, 0.0, 0.0)
     page = 'vllm:kv_cache_usage_perc{engine="0",model_name="a b"} 0.97\nvllm:num_requests_running{engine="0"} 3.0\n'
     more = 'vllm:num_requests_waiting_by_reason{reason="capacity"} 9.0\nvllm:num_requests_waiting{engine="0"} 7.0\n'
@@ -123,9 +108,9 @@ ALL, WITHOUT_C = {"a": True, "b": True, "c": True}, {"a": True, "b": True, "c": 
 FIRST = {"a": 1, "b": 2, "c": 3}
 
 
-def seen(at_s: float, takes_work: dict[str, bool] | None = None, c: int = 3, under_way: int = 3) -> Seen:
+def seen(at_s: float, takes_work: dict[str, bool] | None = None, c: int = 3, under_way: int = 3) -> measure.Seen:
     """The fleet at a moment, well unless said otherwise."""
-    return Seen(at_s, ALL if takes_work is None else takes_work, {**FIRST, "c": c}, under_way)
+    return measure.Seen(at_s, ALL if takes_work is None else takes_work, {**FIRST, "c": c}, under_way)
 
 
 @each("scale", [1.0, 5.0, 20.0])
@@ -160,25 +145,25 @@ def test_the_engines_are_the_same_whoever_watches(tmp_path: Path) -> None:
 def test_figures_of_a_scene_are_what_the_balancer_and_the_processes_say() -> None:
     """Out of service from the incident on, for good; one that hangs, until its process is another; the rest is unknown."""
     rows = [seen(-5, WITHOUT_C), seen(-1), seen(4), seen(6, WITHOUT_C), seen(8, WITHOUT_C), seen(10, {}), seen(12)]
-    assert out_of_service_s(BY_NAME["burst"], rows, FIRST) == {"a": 0.0, "b": 0.0, "c": 4.0}
-    assert fewest_in_service(BY_NAME["burst"], rows, FIRST) == 2
+    assert measure.out_of_service_s(BY_NAME["burst"], rows, FIRST) == {"a": 0.0, "b": 0.0, "c": 4.0}
+    assert measure.fewest_in_service(BY_NAME["burst"], rows, FIRST) == 2
     rows = [seen(-1), seen(2), seen(4), seen(6, c=9), seen(8, c=9)]
-    assert out_of_service_s(BY_NAME["hang"], rows, FIRST) == {"a": 0.0, "b": 0.0, "c": 4.0}
-    assert whole_again_s(BY_NAME["hang"], rows, FIRST) == 6
-    assert out_of_service_s(BY_NAME["burst"], rows, FIRST)["c"] == 0.0
+    assert measure.out_of_service_s(BY_NAME["hang"], rows, FIRST) == {"a": 0.0, "b": 0.0, "c": 4.0}
+    assert measure.whole_again_s(BY_NAME["hang"], rows, FIRST) == 6
+    assert measure.out_of_service_s(BY_NAME["burst"], rows, FIRST)["c"] == 0.0
     burst = BY_NAME["burst"]
     many = burst.usual + 1
-    assert whole_again_s(burst, [seen(1), seen(2)], FIRST) == 0.0
-    assert whole_again_s(burst, [seen(1, under_way=many), seen(2), seen(3, WITHOUT_C), seen(4)], FIRST) == 4
-    assert whole_again_s(burst, [seen(1), seen(2, under_way=many)], FIRST) is None
+    assert measure.whole_again_s(burst, [seen(1), seen(2)], FIRST) == 0.0
+    assert measure.whole_again_s(burst, [seen(1, under_way=many), seen(2), seen(3, WITHOUT_C), seen(4)], FIRST) == 4
+    assert measure.whole_again_s(burst, [seen(1), seen(2, under_way=many)], FIRST) is None
 
-    assert restarts([seen(1), seen(2, c=7), seen(3, c=7), seen(4, c=8)], FIRST) == {"a": 0, "b": 0, "c": 2}
-    words = [Word(-3, "a", "notice", "x"), Word(9, "a", "act", "restart"), Word(5, "b", "notice", "y")]
-    assert first_s(words, "notice", "act") == 5
-    assert first_s(words, "act") == 9
-    assert first_s(words[:1], "notice") is None
-    assert percentile([], 0.99) is None
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert peaks([seen(1)])["kv"] is None
-    row = Seen(1, ALL, FIRST, 3, {"a": (0.97, 3, 9, 1), "b": (0.5, 4, 0, 0)})
-    assert peaks([row]) == {"kv": 0.97, "running": 4, "waiting": 9, "preemptions": 1, "looks_with_a_full_cache": 1.0}
+    assert measure.restarts([seen(1), seen(2, c=7), seen(3, c=7), seen(4, c=8)], FIRST) == {"a": 0, "b": 0, "c": 2}
+    words = [measure.Word(-3, "a", "notice", "x"), measure.Word(9, "a", "act", "restart"), measure.Word(5, "b", "notice", "y")]
+    assert measure.first_s(words, "notice", "act") == 5
+    assert measure.first_s(words, "act") == 9
+    assert measure.first_s(words[:1], "notice") is None
+    assert measure.percentile([], 0.99) is None
+    assert measure.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert measure.peaks([seen(1)])["kv"] is None
+    row = measure.Seen(1, ALL, FIRST, 3, {"a": (0.97, 3, 9, 1), "b": (0.5, 4, 0, 0)})
+    assert measure.peaks([row]) == {"kv": 0.97, "running": 4, "waiting": 9, "preemptions": 1, "looks_with_a_full_cache": 1.0}

@@ -23,6 +23,10 @@ from plimsoll.vllm.extension_points import NEEDS
 from tests.each import each
 from tests.vllm.vllm_like import files_that_meet_all, write_vllm
 
+# Files as vLLM has them, in short.
+WHEEL: dict[str, str] = yaml.safe_load(Path(__file__).with_name("small_wheel.yaml").read_text(encoding="utf-8"))
+FLAGS = {"engine__arg_utils": WHEEL["arg_utils"], "config": WHEEL["config"]}
+
 
 def _tree(root: Path, **files: str) -> SourceTree:
     for name, text in files.items():
@@ -32,62 +36,15 @@ def _tree(root: Path, **files: str) -> SourceTree:
     return SourceTree(root)
 
 
-CLI = """
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    def make_arg_parser(parser):
-        parser.add_argument("--port", type=int, default=8000)
-        parser.add_argument("--uds", type=str, default=None, deprecated=True)
-        parser = AsyncEngineArgs.add_cli_args(parser)
-        return parser
-"""
-ARGS = """
-    from vllm.config import CacheConfig, get_field
-    def get_kwargs(cls):
-        human = {"kv_cache_memory_bytes"}
-        if name in human:
-            kwargs["type"] = human_readable_int
-    class EngineArgs:
-        utilization: float = CacheConfig.utilization
-        @staticmethod
-        def add_cli_args(parser):
-            cache_kwargs = get_kwargs(CacheConfig)
-            group = parser.add_argument_group(title="cache")
-            group.add_argument("--gpu-memory-utilization", "-u", **cache_kwargs["utilization"])
-            group.add_argument("--kv-cache-dtype", **cache_kwargs["dtype"])
-            group.add_argument("--kv-cache-memory-bytes", **cache_kwargs["kv_cache_memory_bytes"])
-            group.add_argument("--prefix", **{**cache_kwargs["prefix"], "default": None})
-            group.add_argument("--sizes", **cache_kwargs["sizes"])
-            parser.add_argument("--secretly", type=int, default=compute_it())
-            return parser
-    class AsyncEngineArgs(EngineArgs):
-        @staticmethod
-        def add_cli_args(parser, async_args_only=False):
-            if not async_args_only:
-                parser = EngineArgs.add_cli_args(parser)
-            return parser
-"""
-CONFIG = """
-    from dataclasses import field
-    from typing import Literal, Optional
-    DType = Literal["auto", "fp8"]
-    class CacheConfig:
-        utilization: float = 0.92
-        dtype: DType = "auto"
-        kv_cache_memory_bytes: Optional[int] = None
-        prefix: bool = True
-        sizes: list[int] = field(default_factory=list)
-"""
-
-
 @pytest.fixture
 def rows(tmp_path: Path) -> dict[str, dict[str, Any]]:
     """The flags of a release of three files."""
-    tree = _tree(tmp_path, entrypoints__openai__cli_args=CLI, engine__arg_utils=ARGS, config=CONFIG)
+    tree = _tree(tmp_path, entrypoints__openai__cli_args=WHEEL["cli_args"], **FLAGS)
     return {row["name"]: row for row in read_flags(tree)}
 
 
-def test_flags_are_followed_and_what_cannot_be_known_is_left_out(rows: dict[str, dict[str, Any]]) -> None:
-    """Literal arguments, inherited builders and dataclass fields end in the same kind of row; a default is never guessed."""
+def test_flags_are_followed_nothing_is_run_and_odd_layouts_are_errors(rows: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """Arguments, builders and fields end in one kind of row, a default is never guessed; a harmful wheel does no harm."""
     assert rows["--port"] == {"name": "--port", "kind": "int", "default": 8000}
     assert rows["--gpu-memory-utilization"] == {
         "name": "--gpu-memory-utilization", "aliases": ["-u"], "kind": "float", "default": 0.92,
@@ -100,51 +57,33 @@ def test_flags_are_followed_and_what_cannot_be_known_is_left_out(rows: dict[str,
 
     assert "default" not in rows["--secretly"]
 
-
-def test_reading_runs_nothing_and_an_unknown_layout_is_an_error(tmp_path: Path) -> None:
-    """A wheel that would do harm when imported does none; an empty table would look like a release without flags."""
     trap = tmp_path / "trap"
-    evil = f"import pathlib\npathlib.Path({str(trap)!r}).touch()\n" + textwrap.dedent(CLI)
-    tree = _tree(tmp_path, entrypoints__openai__cli_args=evil, engine__arg_utils=ARGS, config=CONFIG)
+    evil = f"import pathlib\npathlib.Path({str(trap)!r}).touch()\n" + WHEEL["cli_args"]
+    tree = _tree(tmp_path, entrypoints__openai__cli_args=evil, **FLAGS)
     assert read_flags(tree)
     assert not trap.exists()
 
     with pytest.raises(LookupError):
-        read_flags(_tree(tmp_path / "other", config=CONFIG))
+        read_flags(_tree(tmp_path / "other", config=WHEEL["config"]))
 
 
 def test_metrics_and_variables_are_read_with_what_they_mean(tmp_path: Path) -> None:
     """Counters are exposed with _total, hidden ones are marked; only a variable that no file names is without effect."""
-    loggers = """
-        class PrometheusStatLogger:
-            def __init__(self):
-                labelnames = ["model_name", "engine"]
-                self._gauge_cls(name="vllm:kv_cache_usage_perc", labelnames=labelnames)
-                self._counter_cls(name="vllm:num_preemptions", labelnames=labelnames + ["reason"])
-                if self.show_hidden_metrics:
-                    self._gauge_cls(name="vllm:gpu_cache_usage_perc", labelnames=labelnames)
-    """
-    rows = {row["name"]: row for row in read_metrics(_tree(tmp_path, v1__metrics__loggers=loggers))}
+    rows = {row["name"]: row for row in read_metrics(_tree(tmp_path, v1__metrics__loggers=WHEEL["loggers"]))}
     assert rows["vllm:num_preemptions_total"] == {
         "name": "vllm:num_preemptions_total", "type": "counter", "shown": "always", "engine": "V1",
         "labels": ["model_name", "engine", "reason"],
     }  # fmt: skip
     assert rows["vllm:gpu_cache_usage_perc"]["shown"] == "hidden"
 
-    envs = """
-        from typing import TYPE_CHECKING
-        if TYPE_CHECKING:
-            VLLM_PORT: int = 1
-        environment_variables = {"VLLM_PORT": lambda: 1}
-    """
     other = "import os\nx = os.environ.get('VLLM_SECRET_SAUCE')\n"
-    rows = {row["name"]: row for row in read_environment(_tree(tmp_path, envs=envs, other=other))}
+    rows = {row["name"]: row for row in read_environment(_tree(tmp_path, envs=WHEEL["envs"], other=other))}
     assert rows["VLLM_PORT"] == {"name": "VLLM_PORT", "default": 1}
     assert rows["VLLM_SECRET_SAUCE"]["elsewhere"] is True
 
 
-def test_stretches_break_where_a_fact_changes() -> None:
-    """A row that changes, or goes and comes back, gets a stretch of its own; the file has one row a line."""
+def test_stretches_break_where_a_fact_changes_and_a_need_is_one_row_with_its_words(tmp_path: Path) -> None:
+    """A row that goes and comes back gets a stretch of its own; a note stands only where the way matters."""
     one, two = {"name": "--a", "default": 1}, {"name": "--a", "default": 2}
     table = spans({"0.1": [one], "0.2": [one], "0.3": [two], "0.4": [], "0.5": [two]}, ("name",))
     assert table["--a"] == [
@@ -156,6 +95,13 @@ def test_stretches_break_where_a_fact_changes() -> None:
     assert (
         as_text({"made_by": "x", "rows": {"a": [1], "b": [2]}}) == '{\n"made_by": "x",\n"rows": {\n"a": [1],\n"b": [2]\n}\n}\n'
     )
+    files = files_that_meet_all()
+    del files["plugins/__init__.py"]
+    write_vllm(tmp_path, "0.32.0", files)
+    rows = {row["name"]: row for row in read_inside(SourceTree(tmp_path))}
+    assert list(rows) == [need.name for need in NEEDS]
+    assert rows["middleware"] == {"name": "middleware", "state": "found"}
+    assert rows["general plugins"] == {"name": "general plugins", "state": "absent", "note": "there is no such file"}
 
 
 @each("endpoint", ENDPOINTS, ids=lambda e: e.path)
@@ -165,17 +111,6 @@ def test_every_endpoint_we_describe_is_in_the_newest_release(endpoint: Endpoint)
     exists = [any(versions.is_within(one, release) for one in stretches) for release in ("0.11.2", "0.12.0", "0.32.0")]
     assert exists[2]
     assert endpoint.path != "/pause" or exists == [False, True, True]
-
-
-def test_one_row_a_need_with_its_words(tmp_path: Path) -> None:
-    """What is found has a note only where the way matters; what is not says what is missing."""
-    files = files_that_meet_all()
-    del files["plugins/__init__.py"]
-    write_vllm(tmp_path, "0.32.0", files)
-    rows = {row["name"]: row for row in read_inside(SourceTree(tmp_path))}
-    assert list(rows) == [need.name for need in NEEDS]
-    assert rows["middleware"] == {"name": "middleware", "state": "found"}
-    assert rows["general plugins"] == {"name": "general plugins", "state": "absent", "note": "there is no such file"}
 
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"

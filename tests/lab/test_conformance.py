@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lab.conformance.cases import REQUESTS
 from lab.conformance.client import events_of
 from lab.conformance.compare import Allowed, beyond, differences, streams, unused
@@ -17,14 +19,8 @@ from lab.conformance.shapes import folded, kind, shape
 from tests.each import each
 
 CAPTURE = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-conformance" / "real.json"
-ANSWER: dict[str, Any] = {
-    "status": 200, "whole": True,
-    "headers": {"date": "Mon", "content-type": "application/json", "content-length": "7"},
-    "json": {
-        "id": "cmpl-1", "object": "text_completion", "usage": {"prompt_tokens": 4},
-        "choices": [{"index": 0, "text": "abc", "finish_reason": "length"}],
-    },
-}  # fmt: skip
+GIVEN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("conformance.yaml").read_text(encoding="utf-8"))
+ANSWER, PAGE = GIVEN["answer"], GIVEN["page"]
 
 
 def changed(*keys: Any, to: Any) -> dict[str, Any]:
@@ -90,17 +86,6 @@ def test_what_may_differ_is_named() -> None:
     assert len(differences({"maybe health": [0, 503]}, {"maybe health": [0, 200]})) > 0
 
 
-def test_ends_are_told_apart() -> None:
-    """The last word of an answer is its finish reason or its error."""
-    aborted = [{"choices": [{"finish_reason": "abort"}]}, "[DONE]"]
-    for seen, end in (
-        ({"status": 0, "error": "no answer"}, "no answer"), ({"status": 200, "whole": False, "events": []}, "cut"),
-        ({"status": 500, "whole": True, "json": {"error": {"code": 500}}}, "error 500"),
-        ({"status": 200, "whole": True, "events": aborted}, "abort"), ({"status": 404, "whole": True}, "status 404"),
-    ):  # fmt: skip
-        assert end_of(seen) == end
-
-
 def event(index: int, text: str, reason: str | None = None, **more: Any) -> dict[str, Any]:
     return {"id": f"{text}{index}", "choices": [{"index": index, "text": text, "finish_reason": reason}], **more}
 
@@ -138,8 +123,8 @@ def test_a_recording_is_kept_small_and_names_no_machine() -> None:
     assert differences(kept, {"one": seen}) == []
 
 
-def test_events_and_pages_are_read_as_they_came() -> None:
-    """Each event is `data: `, JSON and a blank line; pages are families and numbers."""
+def test_events_and_pages_are_read_as_they_came_and_ends_are_told_apart() -> None:
+    """Each event is `data: `, JSON and a blank line; pages are families and numbers; the last word is a reason or an error."""
     assert events_of('data: {"a": 1}\n\ndata: [DONE]\n\n') == [{"a": 1}, "[DONE]"]
     raw = ['data:{"a": 1}', "data: x", "data: {"]
     assert events_of("\n\n".join(raw)) == [{"raw": text} for text in raw]
@@ -152,18 +137,13 @@ def test_events_and_pages_are_read_as_they_came() -> None:
     before = numbers(PAGE)
     assert before == {"vllm:prompt_tokens_total": 7.0}
     assert difference(before, {"vllm:prompt_tokens_total": 9.0, "x": 0.0}) == {"vllm:prompt_tokens_total": 2.0}
-
-
-PAGE = """# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
-# TYPE vllm:prompt_tokens_total counter
-vllm:prompt_tokens_total{engine="0",model_name="tiny"} 7.0
-# HELP h A histogram.
-# TYPE h histogram
-h_bucket{le="1.0",pid="a \\"}b"} 1.0
-h_bucket{le="+Inf",pid="a"} 2.0
-h_count{pid="a"} 2.0
-plain 1e+03
-"""
+    aborted = [{"choices": [{"finish_reason": "abort"}]}, "[DONE]"]
+    for seen, end in (
+        ({"status": 0, "error": "no answer"}, "no answer"), ({"status": 200, "whole": False, "events": []}, "cut"),
+        ({"status": 500, "whole": True, "json": {"error": {"code": 500}}}, "error 500"),
+        ({"status": 200, "whole": True, "events": aborted}, "abort"), ({"status": 404, "whole": True}, "status 404"),
+    ):  # fmt: skip
+        assert end_of(seen) == end
 
 
 def test_the_recording_is_of_these_questions_and_its_table_counts_them() -> None:

@@ -5,40 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lab import count_lines, count_words
 
-MODULE = '''"""A module.
-
-Two paragraphs.
-"""
-
-# a comment
-X = """no docstring
-# no comment"""  # beside code
+MODULE, PAGE = yaml.safe_load(Path(__file__).with_name("counted.yaml").read_text(encoding="utf-8")).values()
 
 
-def f() -> None:
-    """One line."""
-'''
-PAGE = """# One title
-
-Two words, and [a link](somewhere/else.md) with `code in it`.
-
-```console
-$ not counted
-```
-
-<!-- keys: made by `python -m lab.write_guard_page` -->
-| not | counted |
-<!-- end of keys -->
-
-| a | table |
-"""
-
-
-def test_every_line_is_of_one_kind_and_packages_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Docstrings, comments and blank lines are told from code; modules beside the packages stand under a dot; then the sum."""
+def test_every_line_is_of_one_kind_and_no_programs_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Docstrings, comments and blank lines are told from code; fenced blocks, generated parts and addresses do not count."""
     assert count_lines.kinds_of_lines(MODULE) == {"docstring": 5, "comment": 1, "blank": 3, "code": 3}
     (tmp_path / "part" / "deep").mkdir(parents=True)
     for name in ("a.py", "part/b.py", "part/deep/c.py"):
@@ -47,9 +22,5 @@ def test_every_line_is_of_one_kind_and_packages_add_up(tmp_path: Path, capsys: p
     rows = {line.split()[0]: line.split()[1:3] for line in capsys.readouterr().out.splitlines()[1:]}
     assert rows == {".": ["1", "12"], "part": ["2", "24"], "all": ["3", "36"]}
     assert count_lines.main([str(tmp_path / "none")]) == 2
-
-
-def test_what_programs_wrote_is_left_out() -> None:
-    """Fenced blocks, generated parts and addresses do not count, also where the end is missing; a piece of code is one word."""
     assert count_words.words_of(PAGE) == 2 + 3 + 2 + 2 + 2
     assert count_words.words_of("One.\n<!-- The list is printed by `python -m lab.x`; change it there -->\nnot counted") == 1

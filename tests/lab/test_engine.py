@@ -46,8 +46,10 @@ def test_pins_are_whole_and_a_recipe_has_its_folder() -> None:
     assert len({line.partition("==")[0].lower() for line in lines}) == len(lines)
 
 
-def test_only_a_finished_folder_is_installed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unchanged recipe prints the path and nothing else; an interrupted install does not count."""
+def test_only_a_finished_folder_is_installed_and_an_incomplete_one_is_removed(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unchanged recipe prints the path and nothing else; what was interrupted goes first, a full disk is exit code 2."""
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "vllm").touch()
     (home / install.MODEL).mkdir()
@@ -64,13 +66,7 @@ def test_only_a_finished_folder_is_installed(home: Path, capsys: pytest.CaptureF
     assert install.installed()
     (home / install.MODEL / install.MODEL_STAMP).write_text("an older script's hash")
     assert not install.installed()
-
-
-def test_incomplete_folder_is_removed_and_disk_asked_for_after(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What an interrupted install left is gone before anything else, and a full disk is exit code 2 in one line."""
-    (home / "lib").mkdir(parents=True)
+    (home / install.COMPLETE).unlink()
     monkeypatch.setattr(install, "DISK_NEEDED_BYTES", 1 << 60)
     assert install.main() == 2
     assert not home.exists()
@@ -97,18 +93,14 @@ def test_the_reason_of_pip_is_told_and_a_cuda_build_of_torch_refused(tmp_path: P
         install.refuse_cuda_torch(tmp_path)
 
 
-def test_a_process_makes_way_and_one_that_is_gone_is_no_error() -> None:
-    """The kernel refuses a weight to the first session, and a process may have ended: neither stops a start."""
+def test_only_what_lives_in_the_session_counts_and_one_that_is_gone_is_no_error(tmp_path: Path) -> None:
+    """A zombie, one of another session and one that is gone are none of ours; the kernel may refuse a weight."""
     # In a session of its own: the weight is the session's, and would stay with all that is tested after this.
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
     let_others_run(child.pid)
     assert os.getpriority(os.PRIO_PROCESS, child.pid) == NICE
     child.communicate()
     let_others_run(child.pid)
-
-
-def test_only_what_lives_in_the_session_counts(tmp_path: Path) -> None:
-    """A zombie, one whose memory is gone already, one of another session and one that is gone altogether are none of ours."""
     stat = "{pid} (a (b) c) {state} 1 7 {session} 0 -1"
     cases = {
         11: ("S", 7, b"VLLM::EngineCore\0\0"),

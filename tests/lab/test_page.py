@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,34 +19,8 @@ from lab.run_page import ROOT, NotTrue, run_page
 from tests.each import each
 from tests.fakes import eventually
 
-PAGE = """\
-# A page
-
-Words with `$ not a command` in them.
-
-```toml
-$ = "nor is this"
-```
-
-<!-- run: exit 1, numbers within 20 %, within 90 s -->
-```console
-$ one --flag \\
-    more
-a 10
-$ cat > file <<'EOF'
-$ is not a command here
-EOF
-$ three
-b
-c
-```
-
-Other words.
-
-```console
-$ four     # with a remark
-```
-"""
+PAGE, TRUE = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.md", "true_page.md"))
+SLEEPS = f"7000.{os.getpid()}"  # seconds that nobody else sleeps for
 
 
 def command(shown: str, above: str = "") -> Command:
@@ -75,8 +50,8 @@ def test_commands_are_found_with_what_they_print_and_what_is_said_above_them() -
             (commands_of(page), told_of(page))
 
 
-def test_what_is_shown_must_be_printed_but_for_its_cuts() -> None:
-    """To the letter and in order, with the line that is not so; a cut stands for any lines and for nothing else."""
+def test_what_is_shown_must_be_printed_but_for_its_cuts_and_the_numbers_that_may_differ() -> None:
+    """To the letter and in order, with the line that is not so; versions and addresses never may, dates and clocks may."""
     assert wrong(command("a 1\nb\n"), "a 1\nb\n") is None
     assert wrong(command(""), "") is None
     assert wrong(command("a 1\nb\n"), "a 2\nb\n") == (4, "shown is 'a 1', printed was 'a 2'")
@@ -94,9 +69,6 @@ def test_what_is_shown_must_be_printed_but_for_its_cuts() -> None:
     assert wrong(ends, "a\nb\nx\nb\nc\nd\nf\n") is None
     assert wrong(ends, "f\nb\nc\n") == (8, "not printed: 'f'")
 
-
-def test_numbers_may_differ_only_where_it_is_said_and_as_far_as_it_is_said() -> None:
-    """Words, versions and addresses never may; dates and clocks may wherever numbers may."""
     close = command("2026-01-02 03:04:05 took 10.0 s,\nKV 1,000 of vLLM 0.32.0\n", "<!-- run: numbers within 20 % -->")
     assert wrong(close, "2027-11-12 13:14:15 took 11.9 s, KV\n801 of vLLM 0.32.0\n") is None
     far, newer = "took 12.6 s, KV 801 of vLLM 0.32.0\n", "took 10 s, KV 801 of vLLM 0.32.1\n"
@@ -118,42 +90,15 @@ def test_nothing_is_the_same_as_something_else(one: str, other: str) -> None:
     assert same(one, one, ANY)
 
 
-SLEEPS = f"7000.{os.getpid()}"  # seconds that nobody else sleeps for
-
-
 def page(folder: Path, text: str) -> Path:
     path = folder / "page.md"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text.replace("SLEEPS", SLEEPS), encoding="utf-8")
     return path
 
 
 def is_asleep() -> bool:
     """Whether a process of these tests is still there."""
     return bool(subprocess.run(["pgrep", "-fx", f"sleep {SLEEPS}"], capture_output=True, check=False).stdout)
-
-
-TRUE = f"""\
-<!-- the page: home /home/you, checkout /home/you/plimsoll, ports 8000 -->
-```console
-$ [ ~/plimsoll -ef . ] && cd && mkdir line && cd line && pwd
-/home/you/line
-$ sleep {SLEEPS} &
-$ SLEEPER=$!
-$ cat > greet.sh <<EOF
-echo "http://127.0.0.1:8000 from $PWD"
-EOF
-$ bash greet.sh
-http://127.0.0.1:8000 from /home/you/line
-$ cat
-$ kill $SLEEPER; echo 'on the other stream' >&2
-on the other stream
-```
-
-<!-- run: exit 3 -->
-```console
-$ (exit 3)
-```
-"""
 
 
 def test_a_true_page_runs_in_one_shell_with_a_readers_home_and_ports(tmp_path: Path) -> None:
@@ -165,18 +110,8 @@ def test_a_true_page_runs_in_one_shell_with_a_readers_home_and_ports(tmp_path: P
 
 
 @each(
-    ("true", "false", "line", "said"),
-    [
-        ("from /home/you/line\n$ cat\n", "from /home/me/line\n$ cat\n", 11, "printed was"),
-        ("on the other stream\n```", "```", 13, "more was printed"),
-        ("/home/you/line\n$ sl", "/home/you/line\n[...]\nthe end\n$ sl", 6, "not printed: 'the end'"),
-        ("exit 3 -->", "exit 2 -->", 19, "exit code 3, not 2"),
-        ("$ (exit 3)", "$ exit 3", 19, "ended the shell"),
-        ("$ bash greet.sh", "$ bash welcome.sh", 10, "exit code 127"),
-        ("$ cat\n", "$ echo 'never closed\n", 12, "exit code"),
-        ("kill $SLEEPER; ", "", None, "still runs: sleep"),
-    ],
-)  # fmt: skip
+    ("true", "false", "line", "said"), yaml.safe_load(Path(__file__).with_name("false_pages.yaml").read_text(encoding="utf-8"))
+)
 def test_a_false_page_fails_with_one_line_that_names_page_and_line(
     tmp_path: Path, true: str, false: str, line: int | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,8 +127,8 @@ def test_a_false_page_fails_with_one_line_that_names_page_and_line(
     assert not is_asleep()
 
 
-def test_a_command_that_does_not_end_is_ended_and_a_list_does_not_outlive_what_it_lists(tmp_path: Path) -> None:
-    """Within what is said above it, with all that it started; a command is left out only if it is there."""
+def test_a_page_that_is_written_is_true_and_a_command_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    """What was not so is replaced, the rest stays with its cuts; with all it started; who is left out must be there."""
     path = page(tmp_path, f"<!-- run: within 1 s -->\n```console\n$ setsid sleep {SLEEPS} & sleep {SLEEPS}\n```\n")
     with pytest.raises(NotTrue, match=r"page\.md:3: not over after 1 s"):
         run_page(path)
@@ -203,10 +138,6 @@ def test_a_command_that_does_not_end_is_ended_and_a_list_does_not_outlive_what_i
     run_page(path, left_out=["false"])
     with pytest.raises(NotTrue, match="left out and not there: true"):
         run_page(path, left_out=["false", "true"])
-
-
-def test_a_page_that_is_written_is_true(tmp_path: Path) -> None:
-    """What was not so is replaced, what was so stays with its cuts, and its numbers are those of this run."""
     above = "<!-- run: numbers differ -->\n"
     path = page(tmp_path, above + "```console\n$ echo a\nb\n$ seq 9\n4\n[...]\n9\n```\n")
     run_page(path, write=True)

@@ -42,8 +42,7 @@ def test_our_figures_agree_with_nvidia_smi_within_one_percent() -> None:
 def test_what_compaction_gave_back() -> None:
     """Under 64 streams nobody failed; what is called releasable is what was given back; it matters beside a neighbour."""
     found = recorded("compact")
-    assert found["result"]["failed"] == 0
-    assert found["shape"]["clients"] == 64
+    assert (found["result"]["failed"], found["shape"]["clients"]) == (0, 64)
     done = [compaction["said"]["workers"][0] for compaction in found["compactions"]]
     assert len(done) == 20
     assert all(each["returned"] == each["reserved_before"] - each["reserved_after"] for each in done)
@@ -66,8 +65,8 @@ def test_what_compaction_gave_back() -> None:
     assert recorded("alone")["alone"]["failed"] == 0
 
 
-def test_the_overhead_stays_below_its_bound() -> None:
-    """Five pairs, reckoned again from every run."""
+def test_the_overhead_stays_below_its_bound_and_the_page_has_the_metrics_of_today() -> None:
+    """Five pairs, reckoned again from every run; what doctor reads is on the page, and none that we no longer have."""
     found = recorded("overhead")
     rates: dict[int, dict[str, float]] = {}
     for run in found["runs"]:
@@ -77,10 +76,6 @@ def test_the_overhead_stays_below_its_bound() -> None:
     assert loss.upper is not None
     assert loss.upper < 0.03
     assert abs(loss.upper - found["result"]["upper"]) < 1e-9
-
-
-def test_the_page_recorded_there_has_the_metrics_of_today() -> None:
-    """Names that the doctor reads are on it; none is on it that we no longer have."""
     page = (HOME / "metrics.txt").read_text(encoding="utf-8")
     named = set(re.findall(r"^(plimsoll_\w+?)(?:_total|_created)?(?:\{.*\})? ", page, re.MULTILINE))
     assert named <= {meter.name for meter in METERS}

@@ -151,8 +151,8 @@ def test_an_answer_that_differs_from_the_undisturbed_one_is_noticed(change: Any,
     assert any(found in one for one in differences(other, answer()))
 
 
-def test_the_worker_without_a_model_fails_where_it_should() -> None:
-    """Planned steps fail at their site and once; a token depends on every one before it."""
+def test_the_worker_without_a_model_fails_where_it_should_and_what_the_server_says_is_read(tmp_path: Path) -> None:
+    """Planned steps fail at their site and once, a token depends on all before it; contained failures, samples and plugins."""
     faults = Faults(planned={2: "sampler"})
     faults.begin()
     faults.fail_if_due("sampler")
@@ -165,9 +165,6 @@ def test_the_worker_without_a_model_fails_where_it_should() -> None:
     assert next_token([5, 6, 7]) != next_token([6, 5, 7])
     assert expected_tokens([5, 6, 7], 2)[1] == next_token([5, 6, 7, next_token([5, 6, 7])])
 
-
-def test_what_the_server_says_is_read(tmp_path: Path) -> None:
-    """The line of a contained failure, samples of a metrics page, and the plugins that the package declares."""
     line = ("WARNING [contain.py:88] plimsoll: survive: contained failure 3: a step of 8192 tokens in 48 requests ran out of "
             "device memory at forward (asked for 1.95 GiB)")  # fmt: skip
     assert CONTAINED.findall(line) == [("3", "8192", "48", "forward")]

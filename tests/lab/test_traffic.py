@@ -87,10 +87,8 @@ def test_what_is_counted(tmp_path: Path) -> None:
     ]
     found = summary(rows, 2.0, 0.6)
     assert (found["seconds"], found["served"], found["failed"], found["good"]) == (5.0, 2, 1, 1)
-    assert found["requests_per_s"] == 0.4
-    assert found["output_tokens_per_s"] == 2.0
-    assert found["ttft_ms"]["mean"] == 2250.0
-    assert found["tpot_ms"]["mean"] == 375.0
+    assert (found["requests_per_s"], found["output_tokens_per_s"]) == (0.4, 2.0)
+    assert (found["ttft_ms"]["mean"], found["tpot_ms"]["mean"]) == (2250.0, 375.0)
     path = tmp_path / "run.jsonl"
     path.write_text("".join(as_recording(one) + "\n" for one in rows if one.wrong is None))
     measured = read_measured(str(path))
@@ -98,8 +96,8 @@ def test_what_is_counted(tmp_path: Path) -> None:
     assert int(measured.finish_ns.max()) == 5_000_000_000
 
 
-def test_a_stream_is_whole_or_wrong_and_a_window_has_its_share_of_it() -> None:
-    """Too few tokens, an error and a missing end are wrong; a gap partly in a window counts; no gap is unknown."""
+def test_a_stream_is_whole_or_wrong_and_the_bound_is_the_one_of_the_textbook() -> None:
+    """Too few tokens, an error and a missing end are wrong; a gap partly in a window counts; one pair has no bound."""
     head, usage = b"HTTP/1.1 200 OK", b'data: {"usage":{"completion_tokens":7}}\n\n'
     done = b"data: [DONE]\n\n"
     assert streams.judge(head, usage + done, 7) == (7, None)
@@ -119,9 +117,6 @@ def test_a_stream_is_whole_or_wrong_and_a_window_has_its_share_of_it() -> None:
     assert streams.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert streams.percentile([3.0, 1.0, 2.0], 0.99) == 3.0
 
-
-def test_the_bound_is_the_one_of_the_textbook() -> None:
-    """For 1, 2, 3, 4, 5 that of 4 degrees; one pair has none; more pairs give a smaller factor, down to that of 30."""
     assert upper_bound([1, 2, 3, 4, 5]) == pytest.approx(3 + 2.132 * math.sqrt(2.5 / 5))
     assert upper_bound([0.1]) is None
     loss = loss_of([(9.0, 10.0)])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,21 +65,26 @@ def browser() -> Iterator[Any]:
         yield found
 
 
+@contextmanager
+def ready(flags: Sequence[str] = (), env: Mapping[str, str] | None = None, **options: Any) -> Iterator[EngineServer]:
+    """A server that is up, for as long as it is wanted."""
+    need_vllm()
+    with EngineServer(flags, env, **options) as server:
+        server.wait_ready()
+        yield server
+
+
 @pytest.fixture(scope="session")
 def engine() -> Iterator[EngineServer]:
     """One server with default flags, shared by all tests: leave it as you found it."""
-    need_vllm()
-    with EngineServer(forks=True) as server:
-        server.wait_ready()
+    with ready(forks=True) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def small_engine() -> Iterator[EngineServer]:
     """One server with 18 KV blocks of 128 tokens, shared by all tests: six long answers do not fit together."""
-    need_vllm()
-    with EngineServer(["--num-gpu-blocks-override", "18", "--max-num-seqs", "8"], forks=True) as server:
-        server.wait_ready()
+    with ready(["--num-gpu-blocks-override", "18", "--max-num-seqs", "8"], forks=True) as server:
         yield server
 
 

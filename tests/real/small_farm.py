@@ -8,9 +8,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import yaml
 
 from lab.engine.clients import HttpAnswer, ask
 from plimsoll.guard.act.ports import Balancer
@@ -18,6 +20,7 @@ from plimsoll.guard.act.ports import Balancer
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 CLIENTS = 20
 PIECES = 5
+CONFIGS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("balancers.yaml").read_text(encoding="utf-8"))
 
 
 def need(program: str, package: str) -> str:

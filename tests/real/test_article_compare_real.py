@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,18 +20,14 @@ Record = Callable[[str, object], None]
 
 
 @pytest.mark.timeout(240)
-def test_a_full_cache_that_works_well_is_restarted_by_the_sidecar_and_left_alone_by_guard(record_property: Record) -> None:
+async def test_a_full_cache_is_restarted_by_the_sidecar_and_left_alone_by_guard(record_property: Record) -> None:
     """The sidecar cuts requests off that were being served; guard does nothing, and nobody is lost or told to wait.
 
     Processes do not start faster in a scene that is played faster: on a busy machine it is given more time.
     """
     incident = next(one for one in INCIDENTS if one.name == "full")._replace(lasts_s=240.0 * min(4.0, busy()))
     settings = Settings(SCALE, 7, use_haproxy=False)
-
-    async def main() -> list[dict[str, Any]]:
-        return list(await asyncio.gather(*(play(incident, watcher, settings) for watcher in (SIDECAR, GUARD))))
-
-    sidecar, guard = asyncio.run(main())
+    (sidecar, guard) = list(await asyncio.gather(*(play(incident, watcher, settings) for watcher in (SIDECAR, GUARD))))
     for scene in (sidecar, guard):
         kept = ("asked", "lost", "told_to_wait", "restarts", "out_of_service_s", "noticed_s", "acted_s", "whole_again_s")
         record_property(scene["watcher"], {key: scene[key] for key in kept} | {"times_as_busy": round(busy(), 1)})

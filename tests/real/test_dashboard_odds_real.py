@@ -16,16 +16,7 @@ from tests.real.page_browser import Tab, tab
 Record = Callable[[str, object], None]
 EVIL = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
 TURNED = "\u202egnp.\u2066\u2069\u200f"
-MEASURE = """() => {
-  window.seen = {frames: [], tasks: [], changes: 0};
-  new PerformanceObserver((list) => { for (const one of list.getEntries()) window.seen.tasks.push(one.duration); })
-    .observe({type: "longtask"});
-  new MutationObserver((list) => { window.seen.changes += list.length; })
-    .observe(document.querySelector(".fleet tbody"), {subtree: true, childList: true, characterData: true});
-  let last = performance.now();
-  const frame = (now) => { window.seen.frames.push(now - last); last = now; requestAnimationFrame(frame); };
-  requestAnimationFrame(frame);
-}"""
+MEASURE = Path(__file__).with_name("measure_frames.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -91,8 +91,8 @@ def pressed(one: Tab, name: str) -> str:
     return said
 
 
-def test_without_a_token_no_button_sends_anything(browser: Any, acting: World) -> None:
-    """Nothing of any engine is shown, the one button that is there asks for the token, and no request is made."""
+def test_without_a_token_no_button_sends_a_link_may_bring_it_and_a_wrong_one_is_told(browser: Any, acting: World) -> None:
+    """Nothing is shown and nothing sent; from a link it is kept in the tab, out of the address bar; a wrong one is said."""
     before = acting.get("/v1/journal?last=1000")["entries"]
     with tab(browser, acting.url) as one:
         one.open(None)
@@ -110,9 +110,6 @@ def test_without_a_token_no_button_sends_anything(browser: Any, acting: World) -
         one.is_clean()
     assert acting.get("/v1/journal?last=1000")["entries"] == before
 
-
-def test_a_link_may_bring_the_token_and_a_wrong_one_is_said_to_be_wrong(browser: Any, acting: World) -> None:
-    """It is used, kept in the tab, and out of the address bar; with a wrong one nothing is shown and the page asks again."""
     with tab(browser, acting.url) as one:
         one.page.goto(f"{acting.url}/#token={ACTS}")
         one.page.wait_for_selector("#link.is-live")

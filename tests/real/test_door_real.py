@@ -13,7 +13,7 @@ import pytest
 from lab.engine.clients import HttpAnswer, ask, is_finished
 from lab.engine.install import model_home
 from lab.engine.server import EngineServer
-from tests.real.conftest import BEARER, TOKEN, declare, need_vllm
+from tests.real.conftest import BEARER, TOKEN, declare, ready
 
 TOKENS, SEQUENCES = 512, 16
 FLAGS = (
@@ -101,7 +101,6 @@ def write_table(path: Path, *kinds: dict[str, Any], **changed: Any) -> Path:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One server whose door is closed from the start; each test leaves it so, with empty accounts."""
-    need_vllm()
     folder = tmp_path_factory.mktemp("door")
     path = declare(folder, "plimsoll_door = plimsoll.inside.door:install")
     (folder / "door_switch.py").write_text(SWITCH)
@@ -113,8 +112,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "PLIMSOLL_CERTIFICATE": str(write_table(folder / "good.json", PROMPT_LOGPROBS, LOGPROBS)),
     }  # fmt: skip
     flags = (*FLAGS, "--middleware", "door_switch.Switch", "--chat-template", str(folder / "chat.jinja"))
-    with EngineServer(flags, env) as server:
-        server.wait_ready()
+    with ready(flags, env) as server:
         yield Site(server, folder)
 
 
@@ -133,7 +131,7 @@ async def test_the_log_says_what_the_door_does_and_the_state_shows_it(site: Site
     assert found["refused"] == {"never": {}, "not_now": {}}
 
 
-async def test_what_never_fits_gets_vllms_own_400_and_what_fits_is_served(site: Site) -> None:
+async def test_what_never_fits_gets_vllms_own_400_on_every_route_and_what_fits_is_served(site: Site) -> None:
     """By the prompt's tokens as vLLM counts them, its copies, and the log-probabilities; plain requests of any size pass."""
     too_large: list[dict[str, Any]] = [
         {"prompt": prompt(101), "prompt_logprobs": 1},
@@ -164,9 +162,6 @@ async def test_what_never_fits_gets_vllms_own_400_and_what_fits_is_served(site: 
     assert (await site.state())["refused"] == {"never": {"prompt_logprobs": 3, "logprobs": 2}, "not_now": {}}
     await site.wait_empty()
 
-
-async def test_other_routes_go_through_the_same_door(site: Site) -> None:
-    """Chat, plain and streamed, and tokens in and out: refused and served as completions are."""
     words = " ".join(["word"] * 150)
     chat = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": words}]}
     for more, status in (({"prompt_logprobs": 1}, 400), ({"logprobs": True, "top_logprobs": 12}, 400), ({}, 200)):

@@ -17,8 +17,8 @@ from lab.page_world import answers
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.simulate.settings import EngineLimits
 from tests.fakes import eventually
-from tests.real.conftest import declare, need_vllm
-from tests.real.small_farm import need, until
+from tests.real.conftest import declare, ready
+from tests.real.small_farm import CONFIGS, need, until
 from tests.standin.engines import engine
 from tests.standin.servers import SLOW, standin
 from tests.standin.test_api_admin import Asking
@@ -30,22 +30,20 @@ WAIT_S = 120.0
 
 async def until_page(server: EngineServer, name: str, wanted: int) -> None:
     """Wait until the samples of a metric add up to this."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            page = (await ask(server.port, "/metrics")).body.decode()
-            if sum(map(float, re.findall(rf"^{name}{{[^}}]*}} (\S+)$", page, re.MULTILINE))) == wanted:
-                return
-            await asyncio.sleep(0.1)
+
+    async def is_so() -> bool:
+        page = (await ask(server.port, "/metrics")).body.decode()
+        return sum(map(float, re.findall(rf"^{name}{{[^}}]*}} (\S+)$", page, re.MULTILINE))) == wanted
+
+    await until(is_so, WAIT_S)
 
 
 @pytest.mark.once
 async def test_a_killed_engine_core_frees_what_it_never_began(tmp_path: Path) -> None:
     """Two run and six wait, half of each as streams: six get 503 with the reason, two get answers of vLLM's own."""
-    need_vllm()
     path = declare(tmp_path, "plimsoll_probe = plimsoll.inside.plugin:install")
     env = {"PYTHONPATH": path, "VLLM_PLUGINS": "plimsoll_probe", "PLIMSOLL_DIR": str(tmp_path / "run")}
-    with EngineServer(FLAGS, env) as server:  # spawned, as vLLM does: a forked worker hides the death of its core
-        server.wait_ready()
+    with ready(FLAGS, env) as server:  # spawned, as vLLM does: a forked worker hides the death of its core
         assert is_finished(await complete(server.port, 2, stream=False))  # the first step, and a gate that has seen its ring
         await until(lambda: any((tmp_path / "run").glob("ring-*")), WAIT_S)
         await asyncio.sleep(2.5)  # the gate looks once a second
@@ -65,58 +63,11 @@ async def test_a_killed_engine_core_frees_what_it_never_began(tmp_path: Path) ->
     assert "plimsoll: following" not in log
 
 
-HAPROXY = """
-defaults
-    mode http
-    timeout connect 5s
-    timeout client 60s
-    timeout server 60s
-frontend clients
-    bind 127.0.0.1:{port}
-    default_backend vllm
-backend vllm
-    balance roundrobin
-    retry-on conn-failure 503
-    retries 10
-    option redispatch 1
-    option http-buffer-request
-    http-error status 503 content-type text/plain string "no engine is in service" hdr Retry-After 60
-    server a 127.0.0.1:{a}
-    server b 127.0.0.1:{b}
-"""
-NGINX = """
-daemon off;
-master_process off;
-pid nginx.pid;
-error_log error.log;
-events {{ }}
-http {{
-    access_log off;
-    client_body_temp_path .; proxy_temp_path .; fastcgi_temp_path .; uwsgi_temp_path .; scgi_temp_path .;
-    upstream vllm {{ server 127.0.0.1:{a}; server 127.0.0.1:{b}; }}
-    server {{
-        listen 127.0.0.1:{port};
-        location / {{
-            proxy_pass http://vllm;
-            proxy_buffering off;
-            proxy_next_upstream error http_503 non_idempotent;
-            proxy_next_upstream_tries 2;
-            error_page 502 504 =503 @none_left;
-        }}
-        location @none_left {{
-            add_header Retry-After 60 always;
-            return 503 "no engine is in service";
-        }}
-    }}
-}}
-"""
-
-
 @contextlib.contextmanager
-def running(program: str, path: str, folder: Path, text: str, *engines: int) -> Iterator[int]:
+def running(program: str, folder: Path, *engines: int) -> Iterator[int]:
     """This balancer in front of two engines; its port."""
-    port, config = free_port(), folder / "balancer.conf"
-    config.write_text(text.format(port=port, a=engines[0], b=engines[1]))
+    port, config, path = free_port(), folder / "balancer.conf", need(program, program)
+    config.write_text(CONFIGS[f"{program} that sends elsewhere"].format(port=port, a=engines[0], b=engines[1]))
     words = ["-db", "-f", str(config)] if program == "haproxy" else ["-p", str(folder), "-c", str(config)]
     with subprocess.Popen([path, *words], stderr=subprocess.DEVNULL) as balancer:
         try:
@@ -125,10 +76,10 @@ def running(program: str, path: str, folder: Path, text: str, *engines: int) -> 
             balancer.terminate()
 
 
-@pytest.mark.parametrize(("program", "text"), [("nginx", NGINX), ("haproxy", HAPROXY)])
-async def test_with_no_engine_left_clients_are_told_to_come_again(tmp_path: Path, program: str, text: str) -> None:
+@pytest.mark.parametrize("program", ["nginx", "haproxy"])
+async def test_with_no_engine_left_clients_are_told_to_come_again(tmp_path: Path, program: str) -> None:
     """The lines of docs/balancers.md, and nobody behind them: 503, and the minute that the openai client waits at most."""
-    with running(program, need(program, program), tmp_path, text, free_port(), free_port()) as port:
+    with running(program, tmp_path, free_port(), free_port()) as port:
         async with asyncio.timeout(WAIT_S):
             while True:
                 with contextlib.suppress(OSError):
@@ -139,15 +90,14 @@ async def test_with_no_engine_left_clients_are_told_to_come_again(tmp_path: Path
     assert (answer.status, answer.headers.get("retry-after")) == (503, "60"), answer
 
 
-@pytest.mark.parametrize(("program", "text"), [("nginx", NGINX), ("haproxy", HAPROXY)])
-def test_a_balancer_sends_elsewhere_what_a_dead_engine_never_began(tmp_path: Path, program: str, text: str) -> None:
+@pytest.mark.parametrize("program", ["nginx", "haproxy"])
+def test_a_balancer_sends_elsewhere_what_a_dead_engine_never_began(tmp_path: Path, program: str) -> None:
     """The lines of docs/balancers.md, two stand-ins with one place each: of ten requests one is lost, the one that ran."""
-    path = need(program, program)
     limits = EngineLimits(num_blocks=256, block_size=16, max_num_seqs=1, max_num_batched_tokens=2048, max_model_len=2048)
     with (
         standin(GATED, one=engine(step_time=SLOW, settings=limits), settings=InsideSettings(QUICK)) as a,
         standin(GATED, one=engine(step_time=SLOW, settings=limits), settings=InsideSettings(QUICK)) as b,
-        running(program, path, tmp_path, text, a.port, b.port) as port,
+        running(program, tmp_path, a.port, b.port) as port,
     ):
         through = a._replace(port=port)
         eventually(lambda: answers(f"http://127.0.0.1:{port}/health"))

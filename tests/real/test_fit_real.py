@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.simulate_accuracy import (
-    ALL_RUNS,
-    PROMISED,
-    PROMISED_OTHERS,
-    PROMISED_POINTS,
-    RUNS,
-    Run,
-    fit_run,
-    load,
-    predict,
-    third,
-)
+from benchmarks import simulate_accuracy as accuracy
 from benchmarks.simulate_h200 import PREEMPTED, by_stamps
 from lab.measured_runs import before
 
 
-@pytest.mark.skipif(not RUNS.is_dir(), reason="the measured runs are not beside the repository")
-@pytest.mark.parametrize("run", ALL_RUNS, ids=lambda run: run.name)
-def test_the_rest_is_predicted(run: Run) -> None:
+@pytest.mark.skipif(not accuracy.RUNS.is_dir(), reason="the measured runs are not beside the repository")
+@pytest.mark.parametrize("run", accuracy.ALL_RUNS, ids=lambda run: run.name)
+def test_the_rest_is_predicted(run: accuracy.Run) -> None:
     """Duration, mean TTFT and mean TPOT within 5 % (RTX 4090) or 8 %, and the curve of KV use within 3 points."""
-    measured = load(run, RUNS)
-    until = third(measured)
-    found = fit_run(run, before(measured, until))
-    outcome = predict(run, measured, found.step_time, measured, until)
-    assert outcome.worst <= PROMISED.get(run.name, PROMISED_OTHERS), outcome
-    if run.name in PROMISED:
+    measured = accuracy.load(run, accuracy.RUNS)
+    until = accuracy.third(measured)
+    found = accuracy.fit_run(run, before(measured, until))
+    outcome = accuracy.predict(run, measured, found.step_time, measured, until)
+    assert outcome.worst <= accuracy.PROMISED.get(run.name, accuracy.PROMISED_OTHERS), outcome
+    if run.name in accuracy.PROMISED:
         assert outcome.kv_points is not None
-        assert outcome.kv_points <= PROMISED_POINTS
+        assert outcome.kv_points <= accuracy.PROMISED_POINTS
     else:
-        assert outcome.kv_points is None
-        assert outcome.preemptions == 0
+        assert (outcome.kv_points, outcome.preemptions) == (None, 0)
 
 
 @pytest.mark.parametrize("name", ["steady", "tight", "storm"])

@@ -27,22 +27,7 @@ from tests.cluster_api import TOKEN, Call, ClusterApi, Trouble, status_of
 from tests.real.small_farm import until
 
 Record = Callable[[str, object], None]
-PODS = """
-[discover]
-token_file = "gate.token"
-canary = "5s"
-every = "1s"
-
-[discover.kubernetes]
-selector = "app=vllm"
-namespace = ["llm"]
-act = true
-{pods}
-
-[lock]
-lease = "plimsoll-guard"
-ttl = "15s"
-"""
+PODS = Path(__file__).with_name("guard_of_pods.toml").read_text(encoding="utf-8")
 POLICY = '[policy.saturated]\nwait = "10m"\n[policy.slow]\ntakes = "5m"\n[policy.wedged]\nstill = "10s"\n'
 RESTART_S = 240.0
 SLOW = {"lock": ("get", "leases"), "drain": ("get", "pods"), "stop": ("create", "pods/eviction"), "start": ("list", "pods")}

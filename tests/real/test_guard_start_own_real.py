@@ -39,9 +39,9 @@ from tests.real.small_farm import until
 WHY = "guard's own server is not running"
 
 
-def one_life(world: World, book: MemoryBook, die_at: int | None = None, **more: Any) -> str:
+def one_life(world: World, book: MemoryBook, **more: Any) -> str:
     """A guard that takes over what is there, and starts the server unless something speaks against it; that is given."""
-    world.new_life(die_at)
+    world.new_life(None)
     why: list[str] = []
 
     async def main() -> None:
@@ -67,23 +67,9 @@ def test_it_is_a_restart_with_all_its_steps() -> None:
     assert [one.fields["own"] for one in book.entries if one.kind == RESTART] == [True]
     assert (world.state.starts, ends(world)) == (1, ["done"])
     assert unsafe(world, book) == []
-
-
-def test_a_guard_may_die_anywhere_in_it_and_what_an_earlier_one_has_begun_comes_first() -> None:
-    """The next one finishes it or begins anew, with the wait for the memory, and there is never a second engine."""
-    whole = World(State("down"))
-    one_life(whole, MemoryBook())
-    assert len(whole.points) > 20
-    for place, name in enumerate(whole.points, 1):
-        world, book = World(State("down")), MemoryBook()
-        one_life(world, book, place)
-        world.state.now += 5.0
-        one_life(world, book)
-        assert (world.state.starts, world.is_running) == (1, True), name
-        assert unsafe(world, book) == [], name
     world, book = killed_at("after outcome stop")
     one_life(world, book)
-    assert (world.state.stops, world.state.starts, ends(world)) == (1, 1, ["done"])
+    assert (world.state.stops, world.state.starts, ends(world)) == (1, 1, ["done"]), "what is begun already comes first"
     assert unsafe(world, book) == []
 
 
@@ -97,7 +83,6 @@ def test_what_speaks_against_it() -> None:
     assert world.state.starts == 0
 
     world, book = World(State("down")), MemoryBook()
-
     book.append("switch", engine=ENGINE, step=PAUSE, fields={"on": True})
     assert one_life(world, book) == "it is paused (guardctl resume)"
     book.append("switch", engine=ENGINE, step=PAUSE, fields={"on": False})

@@ -12,28 +12,9 @@ import pytest
 
 from lab.engine.server import free_port
 from plimsoll.guard.adapters.haproxy import HAProxy, ServerLine
-from tests.real.small_farm import Backend, Load, backends, drained_and_put_back, need, running, served_in, until
+from tests.real.small_farm import CONFIGS, Backend, Load, backends, drained_and_put_back, need, running, served_in, until
 
 pytestmark = pytest.mark.once
-CONFIG = """
-global
-    stats socket {socket} mode 600 level {level} expose-fd listeners
-defaults
-    mode http
-    timeout connect 5s
-    timeout client 30s
-    timeout server 30s
-frontend clients
-    bind 127.0.0.1:{port}
-    default_backend {backend}
-backend farm
-{servers}
-backend other
-    retry-on 503
-    retries 2
-    option redispatch 1
-{servers}
-"""
 
 
 class Proxy:
@@ -43,7 +24,9 @@ class Proxy:
         self.port, self.socket = free_port(), str(folder / "admin.sock")
         lines = "\n".join(f"    server {one.name} 127.0.0.1:{one.port}" for one in servers)
         self._master = str(folder / "master.sock")
-        text = CONFIG.format(socket=self.socket, port=self.port, servers=lines, level=level, backend=backend)
+        text = CONFIGS["haproxy before two"].format(
+            socket=self.socket, port=self.port, servers=lines, level=level, backend=backend
+        )
         config = folder / "haproxy.cfg"
         config.write_text(text, encoding="utf-8")
         self.words = (need("haproxy", "haproxy"), "-W", "-S", self._master, "-f", str(config))
@@ -140,8 +123,8 @@ async def test_what_an_operator_keeps_in_maintenance_stays_there_and_the_last_on
         assert await allowed.is_out() is True
 
 
-async def test_what_haproxy_refuses_is_said_in_its_words() -> None:
-    """A socket that may not change anything, a server and a backend that are not there, nobody there."""
+async def test_what_haproxy_refuses_is_said_in_its_words_and_what_a_draining_engine_refuses_is_tried_elsewhere() -> None:
+    """A socket that may not change anything, no such server, nobody; with redispatch no client sees a drain's 503."""
     async with farm(level="operator") as (proxy, _, _):
         told = await HAProxy(proxy.socket, (ServerLine("farm", "a"),)).take_out()
         assert told.is_done is False
@@ -155,10 +138,6 @@ async def test_what_haproxy_refuses_is_said_in_its_words() -> None:
         gone = HAProxy(proxy.socket, (ServerLine("farm", "a"),))
         assert (await gone.take_out()).is_done is False
         assert await gone.is_out() is None
-
-
-async def test_what_a_draining_engine_refuses_is_tried_elsewhere() -> None:
-    """As the page says: with retry-on 503 and redispatch no client sees the 503 of the gate's second phase."""
     async with farm(backend="other") as (proxy, one, two):
         one.is_refusing = True
         load = Load(proxy.port)

@@ -58,8 +58,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     ran("buildah", "rmi", tag, "localhost/plimsoll-base", env=env)
 
 
-def test_the_image_plans_guards_hands_out_the_wheel_and_is_not_root(image: Image) -> None:
-    """plan answers, guard says that nobody is there, the wheel is written; of plimsoll's folders only its state is writable."""
+def test_the_image_works_is_not_root_and_a_release_adds_up(image: Image) -> None:
+    """plan answers, guard says that nobody is there, the wheel is written; checksums hold, SBOM and archive name all wheels."""
     plan = image.run(*"plimsoll plan --json --gpu H100 -- vllm serve meta-llama/Llama-3.1-8B-Instruct".split())
     assert json.loads(plan.stdout)["fits"] is True, plan.stderr
     guard = image.run("plimsoll", "guard", "--engine", "http://127.0.0.1:9", "--looks", "1")
@@ -68,6 +68,17 @@ def test_the_image_plans_guards_hands_out_the_wheel_and_is_not_root(image: Image
     assert len(wheel.stdout.split()) == 2, wheel.stderr
     seen = image.run("sh", "-c", "id -u; touch /var/lib/plimsoll/x && echo state; touch /opt/plimsoll/x || echo no")
     assert seen.stdout.split() == ["65532", "state", "no"]
+
+    folder = image.release
+    assert ran("sha256sum", "--quiet", "--check", "SHA256SUMS", cwd=folder).returncode == 0
+    bill = json.loads(next(folder.glob("*.spdx.json")).read_text(encoding="utf-8"))
+    wheels = {wheel.name for wheel in (folder / "wheels").iterdir()}
+    assert {package["packageFileName"] for package in bill["packages"]} == wheels
+    assert {name.split("-")[0] for name in wheels} > {"plimsoll_line", "aiohttp", "click", "rich"}
+    with tarfile.open(next(folder.glob("*-offline.tar"))) as archive:
+        names = {Path(name).name for name in archive.getnames()}
+    assert names >= wheels | {"SHA256SUMS", "image-digest.txt"} | {path.name for path in folder.glob("*-image.tar")}
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}\n", (folder / "image-digest.txt").read_text())
 
 
 def test_the_init_container_of_a_patch_writes_the_wheel_that_vllm_imports(image: Image, tmp_path: Path) -> None:
@@ -88,17 +99,3 @@ def test_the_init_container_of_a_patch_writes_the_wheel_that_vllm_imports(image:
     asked = "import plimsoll.inside as inside; print(inside.__file__, inside.Gate.__module__, inside.Probe.__module__)"
     found = ran("python3", "-S", "-c", asked, env={**os.environ, "PYTHONPATH": str(wheel)})
     assert found.stdout.split() == [f"{wheel}/plimsoll/inside/__init__.py", "plimsoll.inside.gate", "plimsoll.inside.probe"]
-
-
-def test_a_release_adds_up(image: Image) -> None:
-    """Checksums hold, the SBOM names every wheel of the image, and the archive for offline sites holds all of it."""
-    folder = image.release
-    assert ran("sha256sum", "--quiet", "--check", "SHA256SUMS", cwd=folder).returncode == 0
-    bill = json.loads(next(folder.glob("*.spdx.json")).read_text(encoding="utf-8"))
-    wheels = {wheel.name for wheel in (folder / "wheels").iterdir()}
-    assert {package["packageFileName"] for package in bill["packages"]} == wheels
-    assert {name.split("-")[0] for name in wheels} > {"plimsoll_line", "aiohttp", "click", "rich"}
-    with tarfile.open(next(folder.glob("*-offline.tar"))) as archive:
-        names = {Path(name).name for name in archive.getnames()}
-    assert names >= wheels | {"SHA256SUMS", "image-digest.txt"} | {path.name for path in folder.glob("*-image.tar")}
-    assert re.fullmatch(r"sha256:[0-9a-f]{64}\n", (folder / "image-digest.txt").read_text())

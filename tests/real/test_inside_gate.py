@@ -18,7 +18,7 @@ from lab.engine.server import EngineServer
 from plimsoll.guard.act.idle import Idleness, IdleSample, idleness
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.daemon.engine_look import EngineWatcher
-from tests.real.conftest import BEARER, GATED, SOURCE, TOKEN, need_vllm
+from tests.real.conftest import BEARER, GATED, SOURCE, TOKEN, ready
 
 ENV = {
     "PYTHONPATH": os.pathsep.join((SOURCE, str(Path(SOURCE).with_name("lab") / "engine" / "raising"))),
@@ -32,9 +32,7 @@ LONG = 1900  # tokens: nearly the whole context, so that an answer takes seconds
 @pytest.fixture(scope="module")
 def gated() -> Iterator[EngineServer]:
     """One server with probe and gate; each test leaves it serving and idle."""
-    need_vllm()
-    with EngineServer(("--middleware", "raising.Raiser", *GATED), ENV) as server:
-        server.wait_ready()
+    with ready(("--middleware", "raising.Raiser", *GATED), ENV) as server:
         yield server
 
 
@@ -166,9 +164,7 @@ async def looked(watcher: EngineWatcher, door: GateHttpClient, samples: list[Idl
 
 
 @pytest.mark.once
-async def test_a_drain_under_load_loses_no_started_request_and_idle_is_confirmed_only_after_the_last_token(
-    gated: EngineServer,
-) -> None:
+async def test_a_drain_under_load_loses_no_request_and_idle_is_confirmed_after_the_last_token(gated: EngineServer) -> None:
     """32 clients, half of them streaming: all that began end well, also in phase one; in phase two new ones get 503.
 
     Guard's client leads it: not one look before the end says idle, older epochs are refused, and it serves again.

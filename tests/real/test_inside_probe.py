@@ -57,8 +57,8 @@ def probed(folder: Path) -> Iterator[EngineServer]:
         yield server
 
 
-def test_the_figures_are_those_of_the_worker(probed: EngineServer, folder: Path) -> None:
-    """vLLM takes the extension. One worker, fresh, of the right process and rank, with what a CPU has and a reason for else."""
+def test_figures_are_the_workers_calls_are_answered_and_samples_cost_little(probed: EngineServer, folder: Path) -> None:
+    """One worker, fresh, of the right process and rank, with a reason for what it lacks; a sample takes less than 5 ms."""
     log = probed.log_text()
     assert "Injected <class 'plimsoll.inside.probe.Probe'>" in log
     assert "plimsoll: figures of this worker every 0.25 s" in log
@@ -78,9 +78,6 @@ def test_the_figures_are_those_of_the_worker(probed: EngineServer, folder: Path)
     assert unknown | {"allocator", "device_memory"} <= set(found["reasons"])
     assert found["faults"] == {}
 
-
-def test_calls_are_answered_and_samples_cost_little(probed: EngineServer, folder: Path) -> None:
-    """A sample takes less than 5 ms; the figures hold the last compaction; a CPU's worker refuses a snapshot in words."""
     done = call(probed, "plimsoll_compact")
     assert done["resident_before"] > 0 <= done["duration_s"]
     eventually(lambda: figures(probed, folder)[0]["samples"] >= 20 and figures(probed, folder)[0]["last_compact"] == done)

@@ -19,7 +19,7 @@ from lab.engine.clients import complete
 from lab.engine.server import EngineServer
 from plimsoll.simulate.trace_files import read_trace
 from tests.fakes import eventually
-from tests.real.conftest import declare, need_vllm
+from tests.real.conftest import declare, ready
 from tests.real.small_farm import ran
 
 SHARED_PROMPT = "the ship may be loaded as deep as the line allows " * 40
@@ -111,11 +111,9 @@ def lines_of(folder: Path, at_least: int) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     """One server with the plugin, after 40 requests of which 4 were given up."""
-    need_vllm()
     at = tmp_path_factory.mktemp("recorder")
     env = environment(at, VLLM_PLUGINS="plimsoll", PLIMSOLL_DIR=str(at / "run"))
-    with EngineServer(["--middleware", "witness.Witness"], env) as server:
-        server.wait_ready()
+    with ready(["--middleware", "witness.Witness"], env) as server:
         with ThreadPoolExecutor(8) as clients:
             gone = [clients.submit(give_up, server, number) for number in range(4)]
             told = [one for answer in clients.map(lambda n: ask(server, n), range(36)) for one in answer]
@@ -141,8 +139,8 @@ def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told(r
         assert len(stamps) == 4 or line["finish_reason"] == "abort"
 
 
-def test_shared_beginnings_have_shared_hashes_and_no_others(recorded: Recorded) -> None:
-    """Prompts that begin alike share the hashes of all full blocks of that beginning."""
+def test_lines_share_the_hashes_of_shared_beginnings_and_the_simulator_takes_them_as_they_are(recorded: Recorded) -> None:
+    """Of all full blocks, and no others; no prompt, token or id stands there, and `simulate` replays every line."""
     lines = recorded.lines()
     long = [line for line in lines if line["prompt_tokens"] > 200]
     assert len(long) == 9
@@ -152,9 +150,6 @@ def test_shared_beginnings_have_shared_hashes_and_no_others(recorded: Recorded) 
     assert len(common) >= min(line["prompt_tokens"] for line in long) // 16 - 1
     assert sum(line["cached_tokens"] > 0 for line in long) >= 1  # vLLM found some of them, by blocks of 128
 
-
-def test_the_file_is_private_and_the_simulator_takes_it_as_it_is(recorded: Recorded) -> None:
-    """Neither a prompt, nor a token, nor the id of a request; `read_trace` accepts every line and `simulate` replays them."""
     lines = recorded.lines()
     (file,) = recorded.folder.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -186,9 +181,7 @@ def test_the_pulse_is_fed_once_settles_and_hears_sleep(recorded: Recorded) -> No
 @pytest.mark.soak
 def test_a_server_without_the_plugin_records_once_attached(tmp_path: Path) -> None:
     """With plugins switched off the first look attaches, and only that one; a stop writes what is left."""
-    need_vllm()
-    with EngineServer(["--middleware", "witness.Witness"], environment(tmp_path, VLLM_PLUGINS="")) as server:
-        server.wait_ready()
+    with ready(["--middleware", "witness.Witness"], environment(tmp_path, VLLM_PLUGINS="")) as server:
         assert server.get("/witness").json()["attached"] == [0, True, 1]
         assert server.get("/witness").json()["attached"] == [1, True, 1]
         assert server.complete("one", 5, ignore_eos=True).status == 200

@@ -42,9 +42,7 @@ def over_unix(path: Path, target: str, body: dict[str, Any] | None = None) -> tu
 
 
 @pytest.mark.timeout(400)
-async def test_two_api_servers_count_and_drain_together_over_a_socket_of_their_own(
-    start_engine: StartEngine, tmp_path: Path
-) -> None:
+async def test_two_api_servers_count_and_drain_together_over_their_socket(start_engine: StartEngine, tmp_path: Path) -> None:
     """The count is the sum, one drain stops both, and the endpoints are on the Unix socket alone."""
     path = tmp_path / "own.sock"
     server = start_engine(*GATED, "--api-server-count", "2", env={**GATED_ENV, "PLIMSOLL_LISTEN": f"unix:{path}"})

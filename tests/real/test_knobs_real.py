@@ -75,7 +75,7 @@ def random_value(dice: random.Random, knob: str) -> float:
 @pytest.mark.parametrize(
     ("turns", "seed"), [(60, 5), pytest.param(1000, 6, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
 )
-def test_each_knob_turned_at_random_changes_no_token(
+def test_knobs_turned_at_random_change_no_token(
     server: KnobServer, reference: Reference, record_property: Any, turns: int, seed: int
 ) -> None:
     """32 streaming clients, few blocks: no request is lost, no greedy token is another one, nobody starves."""
@@ -123,8 +123,8 @@ def test_each_knob_turned_at_random_changes_no_token(
     record_property("figures", figures)
 
 
-def test_what_cannot_be_is_refused(server: KnobServer) -> None:
-    """Nothing goes above what was allocated at the start, and an order is carried out whole or not at all."""
+def test_what_cannot_be_is_refused_and_a_bound_on_the_queue_ends_with_its_lease(server: KnobServer) -> None:
+    """Nothing goes above what was allocated, an order is whole or not at all; vLLM's own bound is turned, too."""
     before = server.knobs()[1]["knobs"]
     for order, why in (
         ({"max-num-seqs": 25}, "from 1 to 24"),
@@ -138,9 +138,6 @@ def test_what_cannot_be_is_refused(server: KnobServer) -> None:
         assert why in told["error"]["message"], order
     assert server.knobs()[1]["knobs"] == before
 
-
-def test_a_bound_on_the_queue_refuses_and_ends_with_its_lease(server: KnobServer) -> None:
-    """max-num-queued-reqs is vLLM's own, turned in the API server."""
     assert server.knobs({"max-num-queued-reqs": 1, "lease_s": 60})[1]["knobs"]["max-num-queued-reqs"]["in_force"] == 1
     two = {"model": "tiny", "prompt": "two answers", "max_tokens": 2, "n": 2}
     assert server.post("/v1/completions", two).status == 503
@@ -178,8 +175,7 @@ def test_containment_and_a_lease_meet_in_the_strictest(server: KnobServer, refer
 def test_the_accounts_add_up_at_the_end(server: KnobServer) -> None:
     """Nothing runs, waits or holds a block; every knob is where it was at the start, in the metrics as well."""
     found = server.wait_idle()
-    assert found["vllm:kv_cache_usage_perc"] == 0
-    assert found["plimsoll_in_flight"] == 0
+    assert (found["vllm:kv_cache_usage_perc"], found["plimsoll_in_flight"]) == (0, 0)
     rows = server.knobs()[1]["knobs"]
     assert {knob: row["in_force"] for knob, row in rows.items()} == START
     assert {knob: row["why_not"] for knob, row in rows.items()} == dict.fromkeys(KNOBS, "")

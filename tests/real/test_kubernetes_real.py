@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ def test_the_plugin_asks_kubectl_and_guard(tmp_path: Path) -> None:
     assert (checked.returncode, checked.stdout) == (0, "")
     fake = tmp_path / "bin" / "kubectl"
     fake.parent.mkdir()
-    fake.write_text(FAKE_KUBECTL, encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("played_kubectl.sh"), fake)
     fake.chmod(0o755)
     plimsoll = Path(os.environ.get("VIRTUAL_ENV", Path(__file__).parents[2] / ".venv")) / "bin"
     environment = {"PATH": f"{fake.parent}:{plimsoll}:/usr/bin:/bin", "ASKED": str(tmp_path / "asked"), "HOME": str(tmp_path)}
@@ -179,32 +180,6 @@ def test_the_plugin_asks_kubectl_and_guard(tmp_path: Path) -> None:
     assert "exec -i deploy/plimsoll-guard" in (tmp_path / "asked").read_text(encoding="utf-8")
     for words, code in (((), 2), (("doctor",), 2), (("doctor", "a", "--nope"), 2), (("doctor", "gone"), 3)):
         assert run(*words).returncode == code
-
-
-FAKE_KUBECTL = """\
-#!/bin/sh
-printf "%s\\n" "$*" >> "$ASKED"
-case " $* " in
-  *" gone "*) echo 'Error from server (NotFound): pods "gone" not found' >&2; exit 1;;
-  *" describe "*) cat <<'END'
-Name:             chat-0
-Namespace:        models
-Containers:
-  vllm:
-    State:          Running
-    Last State:     Terminated
-      Reason:       OOMKilled
-      Exit Code:    137
-    Restart Count:  3
-END
-  ;;
-  *" logs "*) echo 'INFO 01-12 08:10:00 [api_server.py:100] vLLM API server version 0.32.0';;
-  *" get events "*) echo 'LAST SEEN   TYPE      REASON    OBJECT       MESSAGE'
-    echo '2m          Warning   BackOff   pod/chat-0   Back-off restarting failed container';;
-  *" guardctl "*) echo "models/chat-0  critical"; exit 1;;
-  *" exec -i "*) cat > /dev/null; echo read;;
-esac
-"""
 
 
 def test_prometheus_finds_engines_by_either_kind_of_address(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.assets.test_dashboards import expressions
 from tests.assets.watched import metrics_of
 from tests.fakes import eventually
 from tests.guard.daemon.guards import Guard, guarding
-from tests.real.conftest import GATED, GATED_ENV, TOKEN, need_vllm
+from tests.real.conftest import GATED, GATED_ENV, TOKEN, ready
 from tests.real.test_guard_real import doctor
 from tests.real.watching import Watching, watching
 
@@ -41,10 +41,8 @@ PICTURES = "PLIMSOLL_PICTURES"
 @pytest.fixture
 def engine() -> Iterator[EngineServer]:
     """A pool that is too small for what it is asked, with gate and probe; the test kills it."""
-    need_vllm()
     env = {**GATED_ENV, "PLIMSOLL_WEDGE_S": "600"}  # guard is to find it, not the gate
-    with EngineServer(("--num-gpu-blocks-override", "18", "--max-num-seqs", "8", *GATED), env) as server:
-        server.wait_ready()
+    with ready(("--num-gpu-blocks-override", "18", "--max-num-seqs", "8", *GATED), env) as server:
         yield server
 
 

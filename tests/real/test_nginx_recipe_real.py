@@ -14,27 +14,11 @@ import pytest
 
 from lab.engine.server import free_port
 from plimsoll.guard.adapters.hooks import CommandBalancer
-from tests.real.small_farm import Backend, backends, drained_and_put_back, need, running, until
+from tests.real.small_farm import CONFIGS, Backend, backends, drained_and_put_back, need, running, until
 
 pytestmark = pytest.mark.once
 DOCS = Path(__file__).parents[2] / "docs" / "balancers.md"
 NOBODY = 65534
-MAIN = """
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-worker_processes 2;
-events {{ worker_connections 512; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-    include {folder}/upstream.conf;
-    server {{
-        listen 127.0.0.1:{port};
-        location / {{ proxy_pass http://vllm; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }}
-    }}
-}}
-"""
 
 
 def block(kind: str, first: str) -> str:
@@ -56,7 +40,7 @@ class Nginx:
         for host, server in zip(("10.0.0.1", "10.0.0.2"), servers, strict=True):
             text = text.replace(f"{host}:8000", f"127.0.0.1:{server.port}")
         self.upstream.write_text(text, encoding="utf-8")
-        self.main.write_text(MAIN.format(folder=folder, port=self.port), encoding="utf-8")
+        self.main.write_text(CONFIGS["nginx around the recipe"].format(folder=folder, port=self.port), encoding="utf-8")
         self.script.write_text(block("sh", "plimsoll-nginx"), encoding="utf-8")
         self.script.chmod(0o755)
         self.environment = {

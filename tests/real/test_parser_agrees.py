@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lab.engine.install import engine_home, site_packages
 from lab.engine.parser import ParserProcess
@@ -33,6 +34,7 @@ RELEASE = "0.32.0"
 ARTICLE = Path(__file__).parents[2] / "examples" / "article-start.sh"
 # The parser has these as well, and no release's table needs them.
 OWN = {"-h", "--help"}
+ASKED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("parser.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +54,6 @@ def _sample(row: FlagRow) -> list[str]:
     return [value] * count
 
 
-# A value's kind in the table, and the name of the real parser's type.
-KINDS = {
-    "int": {"int"}, "float": {"float"}, "human-int": {"human_readable_int"},
-    "human-int-or-auto": {"human_readable_int_or_auto"}, "json": {"parse_dataclass", "_parse_type", "loads"},
-    "json-or-text": {"union_dict_and_str"}, "str": {"str", "None"}, "other": {"<lambda>"},
-}  # fmt: skip
-
-
 def test_both_know_the_same_flags(actions: dict[str, dict[str, Any]]) -> None:
     """No flag and no --no- form is on one side alone; arity, choices, kinds and defaults are the real parser's."""
     table = flags_of(RELEASE)
@@ -74,7 +68,7 @@ def test_both_know_the_same_flags(actions: dict[str, dict[str, Any]]) -> None:
         if action["nargs"] != arity or (choices is not None and sorted(choices) != sorted(row.choices or ())):
             differ.append((name, action["nargs"], arity, choices, row.choices))
         kind = str(action["type"])
-        if row.takes_value and kind not in ({"_optional_type"} if row.is_optional else KINDS[row.kind]):
+        if row.takes_value and kind not in ({"_optional_type"} if row.is_optional else set(ASKED["kinds"][row.kind])):
             differ.append((name, row.kind, row.is_optional, kind))
         real = action["default"]
         real = real["repr"] if isinstance(real, dict) and set(real) == {"repr"} else real
@@ -87,32 +81,20 @@ def test_both_know_the_same_flags(actions: dict[str, dict[str, Any]]) -> None:
     assert not differ
 
 
-# Flags that want something beside them, or a value that means something.
-WANTS = {
-    "--chat-template": ["{{ x }}"],
-    "--lora-modules": ["a=b"],
-    "--mm-processor-device": ["cpu"],
-    "--data-parallel-multi-port-external-lb": ["--data-parallel-size", "2", "--data-parallel-size-local", "2"],
-    "--enable-auto-tool-choice": ["--tool-call-parser", "hermes"],
-    "--enable-log-outputs": ["--enable-log-requests"],
-}
 # --config reads a file and has a test of its own; --grpc-port wants an environment variable.
 NOT_ALONE = {"--config", "--grpc-port"}
 
 
-def test_every_flag_we_call_ok_is_taken(parser: ParserProcess) -> None:
-    """Each flag of the table, with a value of its kind, is taken by the real parser and its checks."""
+def test_every_flag_we_call_ok_is_taken_and_every_one_we_call_removed_is_refused(parser: ParserProcess) -> None:
+    """Each of the table with a value of its kind; each that an earlier release had is an unrecognised argument."""
     refused = []
     for name, row in flags_of(RELEASE).items():
-        words = WANTS.get(row.name, _sample(row))
+        words = ASKED["wants"].get(row.name, _sample(row))
         answer = parser.parse(["serve", *([] if row.name == "--model" else ["m"]), name, *words])
         if not answer["ok"] and row.name not in NOT_ALONE:
             refused.append((name, words, answer["error"]))
     assert not refused
 
-
-def test_every_flag_we_call_removed_is_refused(parser: ParserProcess) -> None:
-    """Each flag that an earlier release had and 0.32.0 lacks is an unrecognised argument to the real parser."""
     taken = []
     aliases = {a for stretches in versions.rows("flags").values() for s in stretches for a in s.get("aliases", ())}
     removed = [name for name in {*versions.rows("flags"), *aliases} if name not in flags_of(RELEASE)]
@@ -148,36 +130,15 @@ def test_what_both_take_and_refuse(parser: ParserProcess, tmp_path: Path) -> Non
         assert "unrecognized arguments" in parser.parse(["serve", "m", name, "4"])["error"]
 
 
-REWRITTEN = (
-    "m --trust-remote-code --no-trust-remote-code",
-    "m --enable-chunked-prefill False",
-    """m --hf-overrides '{"a": 1}' --rope-theta 2 --rope-scaling '{"rope_type": "yarn"}'""",
-    "m --speculative-model d --num-speculative-tokens 3 --ngram-prompt-lookup-max 4",
-    "m --guided-decoding-backend outlines:no-fallback --swap 8 --disable-log-req",
-    "m --limit-mm-per-prompt image=4 --max-num-seqs 1k --kv-cache-dtype fp9 stray",
-    "--model m -tp 2 -O3 --gpu_memory_util=0.9 --config=c.yaml",
-    "m --worker-use-ray --distributed-executor-backend mp --cuda-graph-sizes 1 2 4",
-)
-
-
-GONE_VALUES = {
-    "--rope-scaling": '{"rope_type": "yarn"}', "--override-pooler-config": "{}", "--guided-decoding-backend": "xgrammar",
-    "--chat-template-text-format": "string",
-}  # fmt: skip
-VARIABLES = {
-    "VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "VLLM_FLASH_ATTN_VERSION": "3", "VLLM_ALL2ALL_BACKEND": "pplx",
-    "VLLM_MM_INPUT_CACHE_GIB": "2", "VLLM_TORCH_PROFILER_DIR": "/tmp/p",
-}  # fmt: skip
-
-
 def launches() -> Iterator[Launch]:
     """Commands with something wrong in them, one with each removed flag, and one with each variable that became a flag."""
-    for command in REWRITTEN:
+    for command in ASKED["rewritten"]:
         yield Launch("test", EntryPoint.SERVE, tuple(shlex.split(command)))
     for name in sorted(GONE):
-        values = [GONE_VALUES[name]] if name in GONE_VALUES else _sample(history_of(name)[-1])
+        value = ASKED["values of what is gone"].get(name)
+        values = [value] if value else _sample(history_of(name)[-1])
         yield Launch("test", EntryPoint.SERVE, ("m", name, *values))
-    for variable in VARIABLES.items():
+    for variable in ASKED["variables that became flags"].items():
         assert GONE_VARIABLES[variable[0]].rewrite
         yield Launch("test", EntryPoint.SERVE, ("m",), (variable,))
 
@@ -192,8 +153,8 @@ def test_rewritten_commands_are_taken(parser: ParserProcess, launch: Launch) -> 
     assert answer["ok"], (words, answer)
 
 
-def test_the_articles_rewritten_command_is_taken(parser: ParserProcess) -> None:
-    """What `plimsoll flags` makes of the article's script starts: the real parser takes it, with every value in place."""
+def test_the_articles_rewritten_command_is_taken_and_what_is_refused_beside_is_refused(parser: ParserProcess) -> None:
+    """With every value in place; of the -config options 3 is refused where we say so, and so are switches that need another."""
     (launch,) = read_launches(str(ARTICLE))
     before = parser.parse(list(launch.arguments), entry="api_server")
     assert not before["ok"]
@@ -205,13 +166,19 @@ def test_the_articles_rewritten_command_is_taken(parser: ParserProcess) -> None:
     }  # fmt: skip
     assert wanted.items() <= after["namespace"].items()
 
+    rows = {name: row for name, row in flags_of(RELEASE).items() if row.kind == "json" and name.endswith("-config")}
+    ours = {name for name, row in rows.items() if out_of_range(row, "3", RELEASE, frozenset())}
+    assert ours == {name for name in rows if not parser.parse(["serve", "m", name, "3"])["ok"]}
+    for name in (name for name, need in NEEDS.items() if need.is_refused):
+        assert not parser.parse(["serve", "m", name])["ok"], name
+
 
 def test_random_command_lines_are_read_alike(parser: ParserProcess) -> None:
     """300 random command lines, drawn fresh: taken, refused and given the same model by both parsers."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    rows = sorted({row.name: row for row in flags_of(RELEASE).values() if row.name not in SIDE_EFFECTS}.values())
+    rows = sorted({row.name: row for row in flags_of(RELEASE).values() if row.name not in ASKED["side effects"]}.values())
     for _ in range(300):
         words = ["m"] if dice.random() < 0.8 else []
         for row in dice.sample(rows, dice.randrange(4)):
@@ -226,14 +193,6 @@ def test_random_command_lines_are_read_alike(parser: ParserProcess) -> None:
             assert refused == (not answer["ok"]), (seed, words, answer, line)
         if answer["ok"] and line.model is not None:
             assert answer["namespace"].get("model_tag", line.model) == line.model
-
-
-# These read files or other arguments while parsing, or take what the machine has.
-SIDE_EFFECTS = frozenset(
-    "--config --model --lora-modules --chat-template --tool-call-parser --grpc-port --enable-auto-tool-choice --tool-server"
-    " --enable-log-outputs --enable-per-request-metrics --data-parallel-multi-port-external-lb --sse-keep-alive-interval"
-    " --mm-processor-device".split()
-)
 
 
 def _random_flag(row: FlagRow, dice: random.Random) -> list[str]:
@@ -258,8 +217,7 @@ def _is_about_words(answer: dict[str, Any]) -> bool:
     return not answer["ok"] and re.search(about, answer["error"]) is not None
 
 
-@each("text", ["1k", "1K", "16k", "25.6k", "25.6K", "25.6G", "8GiB", "8g", "0.3k", "1_000", " 12 ", "+5", "-1", "1e3", "", "k",
-               "1.5", "10T"])  # fmt: skip
+@each("text", ASKED["numbers"])
 def test_human_readable_integers_are_read_alike(parser: ParserProcess, text: str) -> None:
     """16k, 25.6G, 8GiB and the like mean what vLLM's own parser makes of them, refusals included."""
     for flag, dest, ours in (
@@ -292,15 +250,6 @@ def test_the_names_of_an_open_list_and_the_limits_of_numbers_are_the_releases_ow
             ends = {"gt=0"} if "gt=0" in said and limits.least == 1 else {f"ge={limits.least:g}"}
             ends |= {f"lt={limits.most:g}"} if limits.below else set()
             assert {end.removesuffix(".0") for end in re.findall(r"\b[gl][et]=[0-9.]+", said)} == ends, name
-
-
-def test_what_is_refused_beside_the_parser_is_refused(parser: ParserProcess) -> None:
-    """Of the options that end in -config, 3 is refused where we say so and nowhere else; so are switches that need another."""
-    rows = {name: row for name, row in flags_of(RELEASE).items() if row.kind == "json" and name.endswith("-config")}
-    ours = {name for name, row in rows.items() if out_of_range(row, "3", RELEASE, frozenset())}
-    assert ours == {name for name in rows if not parser.parse(["serve", "m", name, "3"])["ok"]}
-    for name in (name for name, need in NEEDS.items() if need.is_refused):
-        assert not parser.parse(["serve", "m", name])["ok"], name
 
 
 def test_the_commands_of_fifty_random_plans_are_taken_by_the_real_parser(parser: ParserProcess, tmp_path: Path) -> None:

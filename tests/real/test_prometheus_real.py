@@ -73,8 +73,8 @@ def is_scraped(url: str) -> bool:
     return False
 
 
-def test_what_it_scraped_comes_back_under_our_names(prometheus: tuple[str, Server]) -> None:
-    """Told from an engine, it gives the recorded page's figures with the engine's labels and the target's."""
+def test_a_day_of_history_comes_back_under_our_names_and_is_judged(prometheus: tuple[str, Server]) -> None:
+    """The recorded page's figures with both labels; the leak and the full cache are found, a staircase is no growth."""
     url, pages = prometheus
     assert is_prometheus(url + "/graph?g0.expr=up")
     assert not is_prometheus(f"http://{pages.host}")
@@ -82,23 +82,19 @@ def test_what_it_scraped_comes_back_under_our_names(prometheus: tuple[str, Serve
     by_figure = {one.figure: one for one in found}
     wanted = "running waiting kv_cache_usage preemptions success steps host_resident started_at".split()
     assert set(wanted) <= set(by_figure)
-    assert by_figure["steps"].values[-1] == 24
-    assert by_figure["host_resident"].values[-1] == 721670144
+    assert (by_figure["steps"].values[-1], by_figure["host_resident"].values[-1]) == (24, 721670144)
     assert {"engine": "0", "job": "vllm"}.items() <= by_figure["running"].labels.items()
     assert {one.labels.get("sleep_state") for one in found if one.figure == "sleep_state"} == {
         "awake", "weights_offloaded", "discard_all",
     }  # fmt: skip
     assert judge_trends(found, "prometheus") == ()
 
-
-def test_a_day_of_history_is_judged(prometheus: tuple[str, Server]) -> None:
-    """The leak on GPU 0 and the full cache are found; the staircase on GPU 1 is no growth; an unknown label is one line."""
-    found = judge_trends(fetch_range(prometheus[0], start_s=START_S, end_s=END_S - 60), "prometheus")
-    by_code = {one.code: one for one in found}
+    trends = judge_trends(fetch_range(url, start_s=START_S, end_s=END_S - 60), "prometheus")
+    by_code = {one.code: one for one in trends}
     assert set(by_code) == {Code.GPU_GROWTH, Code.KV_SATURATED}
     assert "gpu 0" in by_code[Code.GPU_GROWTH].because
     assert re.search(r" (59|60)\.\d MiB an hour", by_code[Code.GPU_GROWTH].because)
     assert "more show the same" not in by_code[Code.GPU_GROWTH].because
-    assert fetch_range(prometheus[0], start_s=START_S, end_s=END_S, match={"gpu": "1"})
+    assert fetch_range(url, start_s=START_S, end_s=END_S, match={"gpu": "1"})
     with pytest.raises(BadInput, match="no metric of vLLM"):
-        fetch_range(prometheus[0], start_s=START_S, end_s=END_S, match={"namespace": 'no"such'})
+        fetch_range(url, start_s=START_S, end_s=END_S, match={"namespace": 'no"such'})

@@ -78,14 +78,41 @@ def started(folder: Path, *words: str, port: int = 0) -> Iterator[Process]:
             found.process.wait(10)
 
 
-def test_a_start_fails_as_often_as_it_is_told_to(tmp_path: Path) -> None:
-    """Exit code 1, once, and the second start serves."""
+BAD_MIDDLEWARES = """
+class NotMade:
+    def __init__(self, app):
+        raise RuntimeError("no\\nroom")
+
+class NotStarted:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "lifespan":
+            raise RuntimeError("no room")
+        await self.app(scope, receive, send)
+"""
+
+
+def test_what_fails_a_start_ends_it_as_often_as_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1, and the next start serves; of a middleware that does not come up one line of ours says why."""
     port = free_port()
     with started(tmp_path, "--fault", "start-failure=1", port=port) as server:
         assert server.ends(60) == 1
         assert "Engine core initialization failed" in server.log()
     with started(tmp_path, "--fault", "start-failure=1", port=port) as server:
         server.ready()
+
+    (tmp_path / "own_middlewares.py").write_text(BAD_MIDDLEWARES, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    for name, says in (
+        ("NotMade", "plimsoll: --middleware own_middlewares.NotMade: RuntimeError: no room\n"),
+        ("NotStarted", "plimsoll: a --middleware failed in its lifespan.startup"),
+    ):
+        with started(tmp_path, "--middleware", f"own_middlewares.{name}") as server:
+            assert server.ends(60) == 1
+            assert says in server.log()
+            assert "mistake of ours" not in server.log()
 
 
 def free_ports(count: int) -> int:
@@ -141,36 +168,6 @@ def test_a_slow_start_lets_nobody_in_and_what_is_slow_can_be_stopped(tmp_path: P
         assert server.ends(10) == 0
         connection.close()
         assert "Traceback" not in server.log()
-
-
-BAD_MIDDLEWARES = """
-class NotMade:
-    def __init__(self, app):
-        raise RuntimeError("no\\nroom")
-
-class NotStarted:
-    def __init__(self, app):
-        self.app = app
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] == "lifespan":
-            raise RuntimeError("no room")
-        await self.app(scope, receive, send)
-"""
-
-
-def test_a_middleware_that_does_not_come_up_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 1, and one line of ours that says why."""
-    (tmp_path / "own_middlewares.py").write_text(BAD_MIDDLEWARES, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    for name, says in (
-        ("NotMade", "plimsoll: --middleware own_middlewares.NotMade: RuntimeError: no room\n"),
-        ("NotStarted", "plimsoll: a --middleware failed in its lifespan.startup"),
-    ):
-        with started(tmp_path, "--middleware", f"own_middlewares.{name}") as server:
-            assert server.ends(60) == 1
-            assert says in server.log()
-            assert "mistake of ours" not in server.log()
 
 
 def test_the_log_tells_rates_no_faster_than_one_can_read(tmp_path: Path) -> None:

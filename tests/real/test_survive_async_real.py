@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lab.engine.install import engine_home
 from lab.engine.server import clean_environment
@@ -25,29 +26,12 @@ from tests.real.small_farm import ran
 pytestmark = pytest.mark.once
 RANDOM = 40
 RANDOM_SOAK = 1500
+QUEUE, SABOTAGE = yaml.safe_load(Path(__file__).with_name("survive_async.yaml").read_text(encoding="utf-8")).values()
 BUSY = {"seed": 4, "requests": 16, "share": 0.0}
-# Which of the two batches in flight fail: the first, the second, both; where the second one fails before the first is asked.
-QUEUE: dict[str, dict[str, str]] = {
-    "the first batch's sampling": {"6": "copy"},
-    "both batches' sampling": {"6": "copy", "7": "copy"},
-    "the second batch's forward pass": {"7": "forward"},
-    "the first one's sampling and the second one's forward pass": {"6": "sampler", "7": "forward"},
-    "the first one's sampling and the second one before anything": {"6": "sampled", "7": "early"},
-    "three in a row": {"6": "logits", "7": "half", "8": "sampler"},  # a fourth would be the third of one request alone
-    "the very first step": {"1": "early"},
-    "the first three steps": {"1": "forward", "2": "early", "3": "sampled"},
-}
-SABOTAGE = {
-    "disarmed": "OutOfMemoryError",
-    "cache kept": "answers are wrong",
-    "counters kept": "tokens in flight",
-    "queue kept": "left in the queue",
-    "worker not asked": "KeyError",
-}
 
 
 def queue_scenarios() -> dict[str, dict[str, Any]]:
-    """Each of QUEUE with both runners, errors raised at once and later, and with synchronous scheduling."""
+    """Each of the queue with both runners, errors raised at once and later, and with synchronous scheduling."""
     found = {}
     for name, planned in QUEUE.items():
         for runner in ("first", "second"):
@@ -111,17 +95,14 @@ def test_random_failures_lose_no_token_and_no_block(played: Played, record_prope
     record_property("figures", check_random(answers, 400))
 
 
-def test_either_batch_in_the_queue_may_fail_or_both(played: Played) -> None:
-    """Whichever of the two batches in flight fails, and however late it shows, each request gets its tokens."""
+def test_either_batch_in_the_queue_may_fail_or_both_and_structured_output_goes_on_where_it_was(played: Played) -> None:
+    """Whichever fails, and however late, each request gets its tokens; a grammar's are those of an undisturbed engine."""
     assert not failures(played, "queue")
     for name, (asked, answer) in played.items():
         if name.startswith("queue"):
             assert answer["contained"] >= 1, name
             assert sum(answer["raised"].values()) == len(asked["planned"]), name
 
-
-def test_structured_output_goes_on_where_it_was(played: Played) -> None:
-    """Tokens that a grammar rules are those of the same engine without failures."""
     assert not failures(played, "grammar")
     assert not failures(played, "undisturbed")
     for number, _ in enumerate(structured_scenarios()):

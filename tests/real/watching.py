@@ -65,24 +65,27 @@ def remembering(folder: Path, history: str, config: str = "scrape_configs: []\n"
     """A Prometheus that has this history, in the format of OpenMetrics, from before it began."""
     (folder / "history.om").write_text(history, encoding="utf-8")
     (folder / "prometheus.yml").write_text(config, encoding="utf-8")
-    tool, port = need("promtool", "prometheus"), free_port()
-    words = [tool, "tsdb", "create-blocks-from", "openmetrics", str(folder / "history.om"), str(folder / "data")]
-    done = ran(*words)
+    words = (need("promtool", "prometheus"), "tsdb", "create-blocks-from", "openmetrics")
+    done = ran(*words, str(folder / "history.om"), str(folder / "data"))
     assert done.returncode == 0, done.stderr
-    words = [
-        need("prometheus", "prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y",
-    ]  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    with process_of(words, folder / "log"):
-        _wait(lambda: is_prometheus(url), folder / "log")
+    with prometheus_in(folder, "--storage.tsdb.retention.time=10y") as url:
         yield url
+
+
+@contextlib.contextmanager
+def prometheus_in(folder: Path, *more: str) -> Iterator[str]:
+    """Prometheus with the configuration and the data of this folder; its address."""
+    port, log = free_port(), folder / "prometheus.log"
+    paths = (f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data")
+    with process_of([need("prometheus", "prometheus"), *paths, f"--web.listen-address=127.0.0.1:{port}", *more], log):
+        _wait(lambda: is_prometheus(f"http://127.0.0.1:{port}"), log)
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
 def watching(folder: Path, settings: AssetSettings, bounds: dict[str, Any], guard_token: str) -> Iterator[Watching]:
     """Prometheus and Alertmanager on what would be generated, but for a scrape every two seconds and a webhook of our own."""
-    port, manager = free_port(), free_port()
+    manager = free_port()
     (folder / "guard.token").write_text(guard_token, encoding="ascii")
     texts = {
         "rules.yml": rules_text(groups_of(settings, bounds), settings.job),
@@ -90,26 +93,18 @@ def watching(folder: Path, settings: AssetSettings, bounds: dict[str, Any], guar
         .replace('"15s"', '"2s"')
         .replace("/etc/plimsoll/guard-read.token", str(folder / "guard.token")),
     }
-    programs = (
-        [
-            need("prometheus", "prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        [
-            need("prometheus-alertmanager", "prometheus-alertmanager"), f"--config.file={folder}/alertmanager.yml",
-            f"--storage.path={folder}/alerts", f"--web.listen-address=127.0.0.1:{manager}", "--cluster.listen-address=",
-        ],
+    words = (
+        need("prometheus-alertmanager", "prometheus-alertmanager"), f"--config.file={folder}/alertmanager.yml",
+        f"--storage.path={folder}/alerts", f"--web.listen-address=127.0.0.1:{manager}", "--cluster.listen-address=",
     )  # fmt: skip
     with contextlib.ExitStack() as running:
         webhook = running.enter_context(receiving())
         texts["alertmanager.yml"] = alertmanager_text(f"http://{webhook.host}/page", f"http://{webhook.host}/ticket")
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-        for words in programs:
-            running.enter_context(process_of(words, folder / f"{Path(words[0]).name}.log"))
-        url = f"http://127.0.0.1:{port}"
-        _wait(lambda: is_prometheus(url), folder / "prometheus.log")
-        _wait(lambda: answers(f"http://127.0.0.1:{manager}/-/ready"), folder / "prometheus-alertmanager.log")
+        running.enter_context(process_of(words, folder / "alertmanager.log"))
+        url = running.enter_context(prometheus_in(folder))
+        _wait(lambda: answers(f"http://127.0.0.1:{manager}/-/ready"), folder / "alertmanager.log")
         yield Watching(url, webhook, time.time())
 
 

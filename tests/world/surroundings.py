@@ -267,7 +267,6 @@ class LockService:
     def __init__(self) -> None:
         self.holder: SimulatedLock | None = None
         self.since, self.until, self.epoch = 0.0, 0.0, 0
-        self.is_down = False
 
 
 class SimulatedLock:
@@ -282,7 +281,7 @@ class SimulatedLock:
     async def _ask(self) -> bool:
         await passes()
         link = self._world.network.link(self.guard, "lock")
-        if self._service.is_down or link.is_cut or self._world.network._dice.random() < link.loss:
+        if link.is_cut or self._world.network._dice.random() < link.loss:
             await asyncio.sleep(5.0)
             await passes()
             return False

@@ -90,7 +90,7 @@ class World:
         self.stops: dict[tuple[str, str], float] = {}  # when each guard last stopped an engine
         self.asked: dict[str, float] = {}  # restarts and drains that an operator asked for
         self.left_alone: dict[str, float] = {}  # by an operator's stop, maintenance or pause, and since when
-        self.requests = self.lost = 0
+        self.requests = 0
 
     def dice(self, what: str) -> random.Random:
         return random.Random(f"{self.seed} {what}")
@@ -225,7 +225,6 @@ class World:
         dice.shuffle(engines)
         if any(one.take(self.requests, seconds) for one in engines):
             return
-        self.lost += 1
         # One that is too slow to answer guard cannot be put back before guard has seen it well.
         is_askable = {one.name: self.loop.now - one.overload_until > PEERS_S for one in self.engines}
         kept_out = [
@@ -299,7 +298,7 @@ class World:
         """Every fault of what stands around the engines is over; the engines are as they are."""
         self.note("* every fault around the engines is over")
         self.network.links.clear()
-        self.proxy.is_down, self.lock.is_down = False, False
+        self.proxy.is_down = False
         self.proxy.cut.clear()
         for host in self.hosts:
             host.disk.is_full, host.disk.slow_s = False, 0.0
@@ -358,10 +357,7 @@ def quick_folder() -> Iterator[Path]:
 
 
 def play(
-    seed: int,
-    folder: Path | None = None,
-    setting: Setting | None = None,
-    script: Callable[[World], list[Fault]] = draw_faults,
+    seed: int, folder: Path | None = None, setting: Setting | None = None, script: Callable[[World], list[Fault]] = draw_faults
 ) -> Story:
     """Plays one seed: a setting and faults that it draws, or that are given."""
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,8 @@
-"""What is done about what is judged, every reason why nothing is, how many restarts are allowed, and checks after a start."""
+"""What is done about what is judged, every reason why nothing is, how many restarts are allowed, and who carries the load."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.guard.act.capacity import EngineLoad
+from plimsoll.guard.act.capacity import EngineLoad, load_of, without
 from plimsoll.guard.act.decide import (
     ASKED,
     BROKEN_KINDS,
@@ -35,7 +36,7 @@ from plimsoll.guard.act.steps import BROKEN, SERVING
 from plimsoll.guard.judge.look import GateState, Look, Reach
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
-from plimsoll.unknown import Condition, Status
+from plimsoll.unknown import Condition, Status, Unknown
 from tests.each import each
 
 NOW = 1_700_000_000.0
@@ -114,17 +115,13 @@ def test_every_condition_leads_to_its_rung(kind: str) -> None:
         assert found.steps == (BROKEN if kind in BROKEN_KINDS else SERVING)
 
 
-def test_the_most_harmed_comes_first_and_one_at_a_time() -> None:
-    """A dead engine before an exhausted one before a full one; the others wait for their turn."""
+def test_the_most_harmed_comes_first_one_at_a_time_but_for_those_that_serve_nobody() -> None:
+    """A dead engine before an exhausted one before a full one; several that serve nobody are brought back within the budget."""
     fleet = view(engine("a", FULL), engine("b", EXHAUSTED), engine("c", DEAD))
     found = decide(fleet, POLICY)
     assert [one.engine for one in found] == ["c", "b", "a"]
     assert [isinstance(one, ActionPlan) for one in found] == [True, False, False]
     assert [one.reason for one in found if isinstance(one, BlockedAction)] == ["Busy", "Busy"]
-
-
-def test_two_that_died_at_once_are_brought_back_together_within_the_budget() -> None:
-    """Each is away for the other, and neither carries anything: neither waits for the other's start."""
     fleet = FleetView([engine(name, DEAD, is_away=True) for name in "abc"], now=NOW)
     assert [type(decision) for decision in decide(fleet, POLICY)] == [ActionPlan] * 3
     assert blocked(decide(fleet, replace(POLICY, fleet_restarts_per_hour=2))[-1]).reason == "BudgetSpent"
@@ -153,14 +150,6 @@ def test_a_second_one_of_a_group_that_ends_the_same_way_is_not_started() -> None
     assert "which requests they had begun is unknown" in found.message
 
 
-def test_whoever_asks_for_a_start_is_not_told_of_those_before_it() -> None:
-    """A loop stops guard, not a person who has mended it; one that guard holds must be resumed first all the same."""
-    looping = engine(conditions=DEAD | held("loop"))
-    planned(consider(view(looping), POLICY, looping, Grade.RESTART, ASKED, "somebody asked"))
-    kept = looping._replace(last_end=FailedRestarts("dead", "held"))
-    assert blocked(consider(view(kept), POLICY, kept, Grade.RESTART, ASKED, "somebody asked")).reason == "CrashLoop"
-
-
 @each("kind", GRADES)
 def test_nothing_is_done_about_what_is_about_to_be_over(kind: str) -> None:
     """The last look did not show it: no compaction after the one that helped, no stop of an engine that answers again."""
@@ -170,8 +159,8 @@ def test_nothing_is_done_about_what_is_about_to_be_over(kind: str) -> None:
     assert planned(asked).steps == SERVING, "it serves: it is drained first"
 
 
-def test_the_hours_go_past_midnight() -> None:
-    """From ten in the evening to six in the morning, the first minute in and the last one out."""
+def test_the_hours_go_past_midnight_and_the_last_one_is_restarted_only_where_that_is_configured() -> None:
+    """From ten in the evening to six in the morning, the first minute in and the last one out; a dead one is nobody's last."""
     hours = replace(POLICY, hours=(Hours(22 * 60, 6 * 60), Hours(12 * 60, 13 * 60)))
     allowed = {22 * 60, 23 * 60 + 59, 0, 5 * 60 + 59, 12 * 60}
     refused = {22 * 60 - 1, 6 * 60, 13 * 60, 10 * 60}
@@ -181,10 +170,6 @@ def test_the_hours_go_past_midnight() -> None:
     any_time = replace(hours, broken_any_time=True)
     planned(decide(view(engine(conditions=DEAD), minute=600), any_time)[0])
     blocked(decide(view(engine(conditions=EXHAUSTED), minute=600), any_time)[0])
-
-
-def test_the_last_one_is_restarted_only_where_that_is_configured() -> None:
-    """And a dead one is nobody's last."""
     alone = FleetView([engine(conditions=EXHAUSTED)], now=NOW)
     blocked(decide(alone, POLICY)[0])
     planned(decide(alone, replace(POLICY, may_be_last=True))[0])
@@ -204,6 +189,9 @@ def test_a_person_who_asks_meets_the_same_rules() -> None:
         asked(engine(), restarts=[Restart(NOW, "a")]), asked(engine(last_end=FailedRestarts("dead", "held"))),
     ):  # fmt: skip
         blocked(refused)
+    looping = engine(conditions=DEAD | held("loop"))
+    planned(asked(looping))  # a loop stops guard, not a person who has mended it; one that guard holds must be resumed first
+    assert blocked(asked(looping._replace(last_end=FailedRestarts("dead", "held")))).reason == "CrashLoop"
 
 
 STATUSES = st.sampled_from(list(Status))
@@ -240,10 +228,7 @@ def test_no_plan_without_sure_knowledge(engines: list[EngineStatus], switches: S
             assert restarts < POLICY.fleet_restarts_per_hour
         if plan.steps == SERVING:
             others = [two.load for two in engines if two.group == one.group and two is not one and not two.is_away]
-            same = [load for load in others if load.model == one.load.model is not None]
-            assert same
-            assert all(load.is_well for load in same)
-            assert sum(load.kv_usage or 0.0 for load in (one.load, *same)) <= POLICY.carries * len(same) + 1e-9
+            assert without(one.load, others, POLICY.carries) == "", "what that means is below"
 
 
 WIDE = ActPolicy(restarts_per_hour=99, restarts_per_day=99, fleet_restarts_per_hour=99, fleet_restarts_per_day=99)
@@ -253,16 +238,12 @@ def ago(*seconds: float, engine: str = "a", is_own: bool = True) -> list[Restart
     return [Restart(NOW - one, engine, is_own) for one in seconds]
 
 
-def test_a_budget_counts_the_restarts_of_a_day_whoever_made_them() -> None:
-    """Without one all is allowed; yesterday's are forgotten; a budget of nought refuses for ever."""
+def test_a_budget_counts_the_restarts_of_a_day_whoever_made_them_and_ends_by_itself() -> None:
+    """Of engine and fleet, in an hour and a day: one more when the oldest is that old; a budget of nought refuses."""
     assert not spent([], "a", POLICY, NOW)
     assert spent(ago(100, 3_000, is_own=False), "a", POLICY, NOW)
     assert not spent(ago(*(DAY_S + one for one in range(50))), "a", POLICY, NOW)
     assert spent([], "a", ActPolicy(restarts_per_hour=0), NOW)
-
-
-def test_each_of_the_four_budgets_ends_by_itself() -> None:
-    """Of the engine and of the fleet, in an hour and in a day: one more is allowed when the oldest is that old."""
     cases = [
         (ago(100, 3_000), "of this engine in an hour", HOUR_S - 3_000),
         (ago(*(5_000 + 4_000 * one for one in range(6))), "of this engine in a day", DAY_S - 25_000),
@@ -274,17 +255,13 @@ def test_each_of_the_four_budgets_ends_by_itself() -> None:
         assert words not in spent(restarts, "a", POLICY, NOW + left_s + 1)
 
 
-def test_the_pause_after_a_restart_doubles_up_to_its_bound() -> None:
-    """Five minutes after one in a day, ten after two, and never more than the longest."""
+def test_the_pause_after_a_restart_doubles_up_to_its_bound_and_a_clock_that_jumps_gives_no_new_budget() -> None:
+    """Never more than the longest; what is dated later than now counts as of now, and back again it is known again."""
     for count in range(1, 12):
         pause_s = min(WIDE.longest_backoff_s, WIDE.backoff_s * 2 ** (count - 1))
         others = [80_000.0 - one for one in range(count - 1)]
         assert f"the cooldown is {pause_s:.0f} s" in spent(ago(*others, pause_s - 1), "a", WIDE, NOW)
         assert not spent(ago(*others, pause_s + 1), "a", WIDE, NOW)
-
-
-def test_a_clock_that_jumps_gives_no_new_budget() -> None:
-    """What is dated later than now counts as of now; a year ahead nothing is known of today, and back again it is."""
     for jump_s in (1.0, HOUR_S, 30 * DAY_S, 10 * 365 * DAY_S):
         restarts = ago(-jump_s, -jump_s - 5)
         assert spent(restarts, "a", POLICY, NOW)
@@ -368,13 +345,61 @@ def test_trouble_is_the_same_kind_again_or_one_that_is_worse() -> None:
     """The condition that led to it, a death, a hang, a crash loop; another advice is none."""
     for kind in ("exhausted", "dead", "wedged", "hung", "loop"):
         assert troubles("exhausted", held(kind)) == {kind: f"it is {kind}"}
-    for conditions in (
-        {},
-        held("creep"),
-        held("exhausted", status=Status.UNKNOWN),
-        held("dead", status=Status.FALSE),
-        held("asked"),
-    ):
-        assert troubles("exhausted", conditions) == {}
+    doubtful = held("exhausted", status=Status.UNKNOWN), held("dead", status=Status.FALSE)
+    assert [troubles("exhausted", one) for one in ({}, held("creep"), held("asked"), *doubtful)] == [{}] * 5
     assert troubles("asked", held("asked", "loop")) == {}, "who asks for a start knows of those before it"
     assert troubles("asked", held("dead")) == {"dead": "it is dead"}
+
+
+MOST = 0.8
+ODD = st.sampled_from([None, math.nan, math.inf, -1.0])
+FIGURE = st.one_of(st.floats(0, 1), ODD)
+MODELS = st.sampled_from(["m", "m", "n", None])
+LOADS = st.builds(EngineLoad, st.just("b"), FIGURE, st.floats(0, 200) | ODD, st.floats(0, 50) | ODD, st.booleans(), MODELS)
+
+
+def load(kv: float, running: float = 4.0, waiting: float = 0.0, *, is_well: bool = True, model: str | None = "m") -> EngineLoad:
+    return EngineLoad("b", kv, running, waiting, is_well, model)
+
+
+def test_others_of_the_same_model_with_room_carry_it_and_a_load_is_of_one_that_answers() -> None:
+    """Half full each, the third's half fits; an idle embedder neither carries nor helps; a look that failed tells nothing."""
+    assert without(load(0.5), [load(0.5), load(0.5)], MOST) == ""
+    full = [load(0.9), load(0.0, 0.0, model="embedder")]
+    assert "full" in str(without(load(0.3), full, MOST))
+    assert isinstance(without(load(0.1, model=None), [load(0.1)], MOST), Unknown)
+    figures = {"kv_cache_usage": 0.5, "running": 3.0, "waiting": 1.0}
+    answers = Look(0.0, 0.0, Reach.ANSWERS, figures=figures)
+    assert load_of("a", answers, is_well=True, model="m") == EngineLoad("a", 0.5, 3.0, 1.0, model="m")
+    for look in (None, Look(0.0, 0.0, Reach.SILENT, figures=figures)):
+        assert load_of("a", look, is_well=True) == EngineLoad("a", None, None, None, is_well=False)
+
+
+@each(
+    ("others", "words"),
+    [
+        ([], "no other engine"),
+        ([load(0.1, is_well=False)], "b is not well"),
+        ([load(0.1), load(0.1), load(0.1, is_well=False)], "b is not well"),
+        ([load(0.1, model="embedder")], "known to serve the same model"),
+        ([load(0.1, model=None)], "known to serve the same model"),
+        ([load(0.5)], "100% full"),
+        ([load(0.1, 4.0, 3.0)], "has a queue of its own"),
+    ],
+)
+def test_each_reason_why_they_cannot_is_said(others: list[EngineLoad], words: str) -> None:
+    """In words with the figures in them."""
+    assert words in str(without(load(0.5), others, MOST))
+
+
+@given(LOADS, st.lists(LOADS, max_size=4), st.floats(0.1, 1.0))
+def test_yes_means_that_the_sum_fits(leaving: EngineLoad, others: list[EngineLoad], most: float) -> None:
+    """Whatever the figures are: where it says yes, all are well, and the sum over those of the same model is in bounds."""
+    if without(leaving, others, most) != "":
+        return
+    assert all(one.is_well for one in others)
+    same = [one for one in others if one.model == leaving.model is not None]
+    assert same
+    for one in (leaving, *same):
+        assert all(value is not None and 0 <= value < math.inf for value in (one.kv_usage, one.running, one.waiting))
+    assert sum(one.kv_usage or 0.0 for one in (leaving, *same)) <= most * len(same) + 1e-9

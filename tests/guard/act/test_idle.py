@@ -30,11 +30,18 @@ def sample(at_s: float, gate: dict[str, Any] | None = None, page: dict[str, floa
     return IdleSample(Look(at_s, 1e9 + at_s, figures=figures, **seen), facts)
 
 
-def test_two_samples_without_work_are_idle() -> None:
-    """A while apart; work outweighs what is missing, so that a silent engine with requests is busy, not unknown."""
+def test_two_samples_without_work_are_idle_and_every_rank_has_to_be_seen() -> None:
+    """A while apart; work outweighs what is missing; the sum of a page in which one rank says nothing is no sum."""
     assert idleness([sample(0.0), sample(APART_S)]).is_idle is True
     assert idleness([sample(0.0), sample(0.5), sample(1.0), sample(APART_S)]).is_idle is True
     assert idleness([sample(0.0, gate={"in_flight": 3, "idle": None}, health=None)]).is_idle is False
+    whole = (CoreFigures("0", 5.0, 0.0, 0.0), CoreFigures("1", 5.0, 0.0, 0.0))
+    assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=whole)]).is_idle is True
+    odd = (CoreFigures("1", 5.0, None, 0.0), CoreFigures("1", None, 0.0, 0.0), whole[0])
+    for part in (whole[:1], *((whole[0], other) for other in odd)):
+        assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=part)]).is_idle is not True
+    stepped = (whole[0], CoreFigures("1", 6.0, 0.0, 0.0))
+    assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=stepped)]).is_idle is False
 
 
 @each("times", [[], [0.0], [0.0, APART_S - 0.1], [0.0, STALE_S + 0.1], [5.0, 0.0]])
@@ -92,17 +99,6 @@ def test_each_figure_of_the_page_is_needed(name: str, value: float | None) -> No
     """Missing, or one that it cannot be: not known."""
     page: Any = {name: value}
     assert idleness([sample(0.0), sample(APART_S, page=page)]).is_idle is None
-
-
-def test_every_rank_has_to_be_seen() -> None:
-    """The sum of a page in which one rank says nothing is no sum."""
-    whole = (CoreFigures("0", 5.0, 0.0, 0.0), CoreFigures("1", 5.0, 0.0, 0.0))
-    assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=whole)]).is_idle is True
-    odd = (CoreFigures("1", 5.0, None, 0.0), CoreFigures("1", None, 0.0, 0.0), whole[0])
-    for part in (whole[:1], *((whole[0], other) for other in odd)):
-        assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=part)]).is_idle is not True
-    stepped = (whole[0], CoreFigures("1", 6.0, 0.0, 0.0))
-    assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=stepped)]).is_idle is False
 
 
 SOME = st.sampled_from([0, 0, 0, 0, 0, 1])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.act.decide import Restart, Switches
-from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, RESTART, SWITCH, Entry
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS, open_actions, read_restarts, read_switches
 from plimsoll.guard.act.steps import (
     BROKEN,
@@ -126,47 +126,39 @@ def at(steps: tuple[Step, ...], step: Step, *, is_begun: bool, tries: int = 0) -
     return ActionRun("x", "a", grade, "dead", steps, step, tries=tries, is_begun=is_begun)
 
 
-@each("steps", [SERVING, BROKEN])
-def test_a_restart_that_has_changed_nothing_yet_is_over(steps: tuple[Step, ...]) -> None:
-    """Locked, evidence kept, and not yet taken out: there is nothing to take back, and nobody's balancer is touched."""
-    first = Step.DRAIN if Step.DRAIN in steps else Step.LEAVE
-    for step, is_begun in ((Step.LOCK, False), (Step.LOCK, True), (Step.EVIDENCE, True), (first, False)):
-        found = at(steps, step, is_begun=is_begun).taken_over()
-        assert (found.step, found.end) == (None, End.UNDONE)
+SHED, COMPACT = COURSES[Grade.SHED][0], COURSES[Grade.COMPACT][0]
+UP = (Step.GONE, Step.START, Step.READY, Step.CHECK, Step.WARM, Step.UNDRAIN)
+BOTH = (False, True)
+TAKEN_OVER: list[tuple[tuple[Step, ...], Step, bool, tuple[object, ...]]] = [
+    *((steps, step, is_begun, (None, End.UNDONE)) for steps, first in ((SERVING, Step.DRAIN), (BROKEN, Step.LEAVE))
+      for step, is_begun in ((Step.LOCK, False), (Step.LOCK, True), (Step.EVIDENCE, True), (first, False))),
+    *((steps, step, is_begun, (Step.UNDRAIN, None)) for steps, first in ((SERVING, Step.DRAIN), (BROKEN, Step.LEAVE))
+      for step, is_begun in ((first, True), (Step.STOP, False))),
+    *((steps, step, is_begun, (step, None)) for steps in (SERVING, BROKEN) for is_begun in BOTH for step in UP),
+    *((SERVING, step, is_begun, (Step.PROBATION, None)) for step in (Step.UNLOCK, Step.PROBATION) for is_begun in BOTH),
+    (SHED, Step.LOCK, True, (None, End.UNDONE)),
+    *((SHED, step, True, (Step.UNSHED, None)) for step in (Step.SHED, Step.UNLOCK, Step.HOLD, Step.UNSHED)),
+    *((COMPACT, step, True, (None, End.UNDONE)) for step in (Step.COMPACT, Step.VERIFY)),
+    (COMPACT, Step.UNLOCK, True, (None, End.DONE)),
+]  # fmt: skip
+"""What changed nothing is over, what is out is put back before the stop and goes on after it; what serves is watched."""
+
+
+@each(("steps", "step", "is_begun", "wanted"), TAKEN_OVER)
+def test_what_the_next_guard_does(steps: tuple[Step, ...], step: Step, is_begun: bool, wanted: tuple[object, ...]) -> None:
+    """It touches no balancer that nobody touched; what only waited is not waited for again."""
+    found = at(steps, step, is_begun=is_begun).taken_over()
+    assert (found.step, found.end) == wanted
+    assert found.is_undoing is (found.step is Step.UNDRAIN and step is not Step.UNDRAIN)
+    assert found.step is None or (found.tries, found.is_taken_over) == (0, True)
 
 
 @each("steps", [SERVING, BROKEN])
-def test_a_restart_is_taken_back_before_the_stop_and_goes_on_after_it(steps: tuple[Step, ...]) -> None:
-    """A stop that was begun, or tried without a known outcome, may have happened: then only forward helps."""
-    first = Step.DRAIN if Step.DRAIN in steps else Step.LEAVE
-    for step, is_begun in ((first, True), (Step.STOP, False)):
-        found = at(steps, step, is_begun=is_begun).taken_over()
-        assert (found.step, found.is_undoing, found.is_taken_over) == (Step.UNDRAIN, True, True)
+def test_a_stop_that_was_begun_or_has_no_known_outcome_may_have_happened(steps: tuple[Step, ...]) -> None:
+    """Then only forward helps."""
     for course in (at(steps, Step.STOP, is_begun=True), at(steps, Step.STOP, is_begun=False, tries=1)):
         assert course.is_down
         assert (course.taken_over().step, course.taken_over().is_undoing) == (Step.STOP, False)
-    for step in (Step.GONE, Step.START, Step.READY, Step.CHECK, Step.WARM, Step.UNDRAIN, Step.PROBATION):
-        for is_begun in (False, True):
-            found = at(steps, step, is_begun=is_begun).taken_over()
-            assert (found.step, found.is_undoing, found.tries) == (step, False, 0)
-
-
-def test_an_engine_that_is_back_needs_no_lock_and_is_only_watched() -> None:
-    """In unlock and in probation it serves: the next guard begins its probation anew and touches nothing."""
-    for is_begun in (False, True):
-        assert at(SERVING, Step.UNLOCK, is_begun=is_begun).taken_over().step is Step.PROBATION
-        assert at(SERVING, Step.PROBATION, is_begun=is_begun).taken_over().step is Step.PROBATION
-
-
-def test_shedding_is_ended_and_compaction_is_over() -> None:
-    """What only waits is not waited for again: the gate takes everything, and torch gave back what it gave back."""
-    shed, compact = COURSES[Grade.SHED][0], COURSES[Grade.COMPACT][0]
-    assert at(shed, Step.LOCK, is_begun=True).taken_over().end is End.UNDONE
-    for step in (Step.SHED, Step.UNLOCK, Step.HOLD, Step.UNSHED):
-        assert at(shed, step, is_begun=True).taken_over().step is Step.UNSHED
-    for step, end in ((Step.COMPACT, End.UNDONE), (Step.VERIFY, End.UNDONE), (Step.UNLOCK, End.DONE)):
-        found = at(compact, step, is_begun=True).taken_over()
-        assert (found.step, found.end) == (None, end)
 
 
 def test_what_cannot_be_put_back_or_stopped_is_held() -> None:
@@ -183,39 +175,14 @@ def test_what_cannot_be_put_back_or_stopped_is_held() -> None:
         assert again.begun().after(is_done=None).end is End.HELD
 
 
-def written(*entries: tuple[str, str, dict[str, object]]) -> list[Entry]:
-    course = open_action("x", "a", Grade.RESTART, "dead", is_broken=False)
-    first = Entry(1, 0.0, OPENED, "a", "x", fields={**opening_fields(course), "facts": {"started_before": 5.0}})
-    return [first, *(Entry(number, 0.0, kind, "a", "x", step, one) for number, (kind, step, one) in enumerate(entries, 2))]
-
-
-def test_the_entries_of_a_second_guard_are_understood_by_a_third() -> None:
-    """The facts of all steps are read back, the epoch among them, wherever it turned round or died."""
-    lock = {"done": True, "facts": {"epoch": 7, "left_s": 3.0}}
-    found = open_actions(written((INTENT, "lock", {}), (OUTCOME, "lock", lock)))[0]
-    assert (found.step, found.epoch, found.facts["started_before"]) == (Step.EVIDENCE, 7, 5.0)
-    done: dict[str, object] = {"done": True, "facts": {}}
-    entries = [(kind, step, done) for step in ("lock", "evidence") for kind in (INTENT, OUTCOME)]
-    note: dict[str, object] = {"take-over": "ours"}
-    more = [(INTENT, "drain", done), (NOTE, "", note), (INTENT, "undrain", done)]
-    found = open_actions(written(*entries, *more))[0]
-    assert (found.step, found.is_undoing, found.is_begun) == (Step.UNDRAIN, True, True)
-    found = open_actions(written(*entries, *more, (OUTCOME, "undrain", done)))[0]
-    assert found.taken_over().end is End.UNDONE
-
-
-def test_what_cannot_be_understood_is_left_alone() -> None:
-    """An action of another version of guard, or none at all, is not guessed at."""
-    for fields in ({}, {"grade": "restart", "steps": ["lock", "dance"]}, {"grade": "restart", "steps": ["lock"]}, {"steps": 3}):
-        assert open_actions([Entry(1, 0.0, OPENED, "a", "x", fields=fields)]) == []
-
-
 def closed(action: str, end: End, kind: str = "dead", grade: Grade = Grade.RESTART) -> Entry:
     return Entry(9, 9.0, CLOSED, "a", action, fields={"grade": str(grade), "kind": kind, "end": str(end)})
 
 
-def test_a_restart_counts_once_and_not_where_nothing_was_stopped() -> None:
-    """Whoever goes on with it writes it down again; one that was taken back is none; those of others have no action."""
+def test_a_restart_counts_once_the_last_of_each_switch_holds_and_what_is_not_understood_is_left_alone() -> None:
+    """One that was taken back is none, those of others have no action; an action of another version is not guessed at."""
+    for fields in ({}, {"grade": "restart", "steps": ["lock", "dance"]}, {"grade": "restart", "steps": ["lock"]}, {"steps": 3}):
+        assert open_actions([Entry(1, 0.0, OPENED, "a", "x", fields=fields)]) == []
     own = Entry(2, 2.0, RESTART, "a", "x", fields={"own": True})
     foreign = Entry(4, 4.0, RESTART, "a", fields={"own": False})
     assert read_restarts([own, own._replace(number=3, at=3.0), foreign, foreign]) == [
@@ -226,10 +193,6 @@ def test_a_restart_counts_once_and_not_where_nothing_was_stopped() -> None:
         assert len(read_restarts([foreign._replace(fields={"own": False, "times": odd})])) == 1, odd
     assert read_restarts([own, closed("x", End.UNDONE)]) == []
     assert len(read_restarts([own, closed("x", End.HELD)])) == 1
-
-
-def test_the_last_of_each_switch_holds() -> None:
-    """Of all, of an engine, of a rung; on and off again."""
 
     def switch(name: str, engine: str = "", *, is_on: bool = True) -> Entry:
         return Entry(1, 0.0, SWITCH, engine, step=name, fields={"on": is_on})

@@ -21,8 +21,8 @@ from tests.net.raw_answers import Answers, answer, on_a_port
 
 
 @in_loop
-async def test_only_a_server_that_the_ca_vouches_for_is_told_the_token(tmp_path: Path) -> None:
-    """Another server gets nothing, not even the request."""
+async def test_only_a_server_that_the_ca_vouches_for_is_told_the_token_which_is_read_each_time(tmp_path: Path) -> None:
+    """Another server gets nothing, not even the request; Kubernetes changes the token every hour."""
     context = certificate(tmp_path / "own")
     certificate(tmp_path / "other")
     answers = Answers(lambda _: answer(200, {"a": 1}))
@@ -38,10 +38,6 @@ async def test_only_a_server_that_the_ca_vouches_for_is_told_the_token(tmp_path:
     assert len(answers.got) == 1
     server.close()
 
-
-@in_loop
-async def test_the_token_is_read_each_time(tmp_path: Path) -> None:
-    """Kubernetes changes it every hour."""
     (tmp_path / "token").write_text("first\n")
     async with on_a_port(lambda _: answer(200, {})) as (answers, url):
         cluster = ClusterClient(url, str(tmp_path), {})
@@ -74,15 +70,13 @@ def kubeconfig(folder: Path, server: str, user: dict[str, Any], ca: Path | None 
     return folder / "config"
 
 
-async def asked(path: Path) -> Reply | Lost:
-    """What a client by this kubeconfig is answered; it is made as guard makes it for --kubeconfig."""
+def client_by(path: Path) -> ClusterClient:
+    """Made as guard makes it for --kubeconfig."""
     before = KUBECONFIG.set(kubeconfig_access(str(path), None))
-    try:
-        cluster = ClusterClient()
-    finally:
-        KUBECONFIG.reset(before)
+    cluster = ClusterClient()
+    KUBECONFIG.reset(before)
     assert cluster.namespace() == "llm"
-    return await cluster.ask("GET", "/x")
+    return cluster
 
 
 @in_loop
@@ -98,11 +92,11 @@ async def test_a_client_certificate_of_a_kubeconfig(tmp_path: Path) -> None:
     files = {"client-certificate": "client/ca.crt", "client-key": "client/key.pem"}
     data = {f"{name}-data": base64.b64encode((tmp_path / file).read_bytes()).decode() for name, file in files.items()}
     for user in (files, data):
-        told = await asked(kubeconfig(tmp_path, url, user, ca))
+        told = await client_by(kubeconfig(tmp_path, url, user, ca)).ask("GET", "/x")
         assert isinstance(told, Reply), told
         assert told.table() == {"a": 1}
     assert all(b"Authorization" not in one for one in answers.got)
-    assert isinstance(await asked(kubeconfig(tmp_path, url, {}, ca)), Lost)
+    assert isinstance(await client_by(kubeconfig(tmp_path, url, {}, ca)).ask("GET", "/x"), Lost)
     assert len(answers.got) == 2
     for wrong in ({"client-key-data": "%"}, {**files, "client-key": "client/none"}, {**files, "client-key": "client/ca.crt"}):
         with pytest.raises(BadInput, match=r"cannot be (read|used)"):
@@ -124,10 +118,7 @@ async def test_the_token_of_an_exec_plugin(tmp_path: Path) -> None:
         command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./login", "args": list(words)}
         user = {"exec": {**command, "env": [{"name": "WHO", "value": "sre"}]}}
         async with on_a_port(lambda _: answer(200, {})) as (answers, url):
-            access = kubeconfig_access(str(kubeconfig(tmp_path, url, user)), None)
-            before = KUBECONFIG.set(access)
-            cluster = ClusterClient()
-            KUBECONFIG.reset(before)
+            cluster = client_by(kubeconfig(tmp_path, url, user))
             for _ in range(times):
                 await cluster.ask("GET", "/x")
             return [one.partition(b"Bearer ")[2].split(b"\r\n")[0] for one in answers.got]
@@ -136,6 +127,7 @@ async def test_the_token_of_an_exec_plugin(tmp_path: Path) -> None:
         assert await tokens("tok", until) == [b"tok-sre"] * 2
         assert (tmp_path / "asked").read_text().split() == ["asked"] * often, until
     assert await tokens("tok", "no JSON", times=1) == []
-    lost = await asked(kubeconfig(tmp_path, "http://127.0.0.1:9", {"exec": {"command": "./none"}}))
+    nobody = kubeconfig(tmp_path, "http://127.0.0.1:9", {"exec": {"command": "./none"}})
+    lost = await client_by(nobody).ask("GET", "/x")
     assert isinstance(lost, Lost)
     assert "no token" in lost.why

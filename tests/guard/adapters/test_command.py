@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,27 +12,12 @@ from plimsoll.guard.adapters.command import CommandRestarter
 from tests.each import each
 from tests.guard.adapters.own_engine import is_alive
 
-SCRIPT = """#!/bin/sh
-cd {folder}
-echo "$PLIMSOLL_VERB $PLIMSOLL_DEADLINE_S" >> asked
-case "$1" in
-  start) sleep 60 > /dev/null 2>&1 & echo $! > pid; echo "on its way" ;;
-  stop) kill "$(cat pid)"; rm pid; echo "hf_0123456789abcdefghijklmnopqrstuvwxyz0 is over" ;;
-  is-running) test -e pid || exit 3 ;;
-  pids) cat pid; echo nonsense -5 99999999999999999999 ;;
-  hang) sleep 60 ;;
-  lie) echo "all done" ;;
-  [0-9]*) exit $1 ;;
-  *) echo "what?"; exit 7 ;;
-esac
-"""
-
 
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     """One that starts and stops a sleeping process."""
     path = tmp_path / "engine"
-    path.write_text(SCRIPT.format(folder=tmp_path))
+    shutil.copy(Path(__file__).with_name("played_engine.sh"), path)
     path.chmod(0o755)
     return str(path)
 

@@ -41,8 +41,8 @@ def nvml(figures: Callable[[], tuple[int, list[tuple[int, int | None]] | None]] 
     )  # fmt: skip
 
 
-def test_without_a_card_the_processes_are_what_is_waited_for() -> None:
-    """A real process: unsure while it lives, done when it is gone, though nobody has collected it."""
+def test_without_a_card_the_processes_are_waited_for_and_a_card_gives_it_back_later() -> None:
+    """A real process: unsure while it lives; of a card it is done when its memory is back, half a second after the process."""
     child = subprocess.Popen(["sleep", "60"])
     process = read_process(child.pid)
     assert process is not None
@@ -55,25 +55,22 @@ def test_without_a_card_the_processes_are_what_is_waited_for() -> None:
     assert (late.is_done, late.message) == (True, "the old engine's processes are gone")
     child.wait()
 
-
-def test_the_card_gives_it_back_later() -> None:
-    """The process is gone at once, its memory half a second later: only then is it done."""
     begun = time.monotonic()
 
     def figures() -> tuple[int, list[tuple[int, int | None]]]:
         is_back = time.monotonic() - begun > 0.7
         return (79 * GIB, []) if is_back else (9 * GIB, [(77, 70 * GIB)])
 
-    memory = DeviceMemory(nvml(figures), dict)
-    before = memory.look([77])
+    card = DeviceMemory(nvml(figures), dict)
+    before = card.look([77])
     assert before == [CardMemory(9 * GIB, 70 * GIB)]
-    outcome = asyncio.run(memory.wait_back([(77, 1)], before, 10.0))
+    outcome = asyncio.run(card.wait_back([(77, 1)], before, 10.0))
     assert outcome.is_done, outcome
     assert time.monotonic() - begun > 0.7
 
 
-def test_memory_that_does_not_come_back_is_said() -> None:
-    """How much, on which card; one that stops answering, or whose driver hangs, is not taken for free and hangs nobody."""
+def test_memory_that_does_not_come_back_is_said_and_what_a_neighbour_takes_is_not_waited_for() -> None:
+    """How much, on which card; no answer is not free memory; a neighbour is told by its share, or by less free memory."""
 
     def hangs() -> tuple[int, None]:
         time.sleep(30)
@@ -87,10 +84,6 @@ def test_memory_that_does_not_come_back_is_said() -> None:
         begun = time.monotonic()
         assert asyncio.run(DeviceMemory(nvml(figures), dict).wait_back([], [CardMemory(1, 1)], 0.1)).is_done is None
         assert time.monotonic() - begun < 25.0
-
-
-def test_what_a_neighbour_takes_meanwhile_is_not_waited_for() -> None:
-    """Another engine takes memory of the same card: told by that process's share, or by free memory that no longer grows."""
     memory = DeviceMemory(nvml(lambda: (30 * GIB, [(88, 50 * GIB)])), dict)
     known = asyncio.run(memory.wait_back([(77, 1)], [CardMemory(9 * GIB, 70 * GIB, 1 * GIB)], 0.6))
     assert known.is_done, known

@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.guard.adapters.discovery import FileFinder, HttpFinder, groups_in
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
-from tests.each import each
+from tests.each import cases, each, trees
 from tests.net.page_server import serving
 
 GROUPS = [{"targets": ["10.0.0.1:8000", "10.0.0.2:8000"], "labels": {"job": "vllm"}}]
 
 
-def test_a_list_of_targets() -> None:
-    """Each target is an engine; scheme and path are heeded, and a name where it can be meant for one only."""
+def test_a_list_of_targets_and_what_is_none() -> None:
+    """Each is an engine; scheme, path and a name are heeded; what is no list, or one without end, is refused in one line."""
     groups = [
         *GROUPS,
         {"targets": ["h:1"], "labels": {"__scheme__": "https", "__metrics_path__": "/vllm/metrics", "instance": "big"}},
@@ -35,16 +34,15 @@ def test_a_list_of_targets() -> None:
         EngineConfig("[::1]:8000", "http://[::1]:8000"),
     )
     assert host_and_port("http://user:secret@h:1/a/?q=1") == "h:1/a"
+    wrong: tuple[Any, ...] = (None, {}, "x", [1], [{}], [{"targets": "x"}])
+    for tree in wrong:
+        with pytest.raises(BadInput, match=r"^here: "):
+            groups_in(tree, "here")
+    with pytest.raises(TooLarge):
+        groups_in([{"targets": [f"10.0.0.1:{port}" for port in range(1, 6_000)]}], "x")
 
 
-@each(
-    ("target", "says"),
-    [
-        (1, "a target is a text"), ("", "a target is a text"), ("a b", "'a b': the address must be"),
-        ("m\u00fcnchen:8000", "characters that are not ASCII"), ("h:1/\u00e9", "characters that are not ASCII"),
-        ("user:s3cret@h:1", "'h:1': a list may hold no user and password"), ("http://a:s3cret@b@h:1", "'h:1'"),
-    ],
-)  # fmt: skip
+@each(("target", "says"), cases("guard", "targets that are none"))
 def test_one_target_that_is_none_does_not_hide_the_others(target: object, says: str) -> None:
     """It is said, without any password, and the rest of the list is watched."""
     found = groups_in([{"targets": ["h:7"]}, {"targets": ["h:8", target]}], "here")
@@ -53,16 +51,6 @@ def test_one_target_that_is_none_does_not_hide_the_others(target: object, says: 
     assert trouble.startswith("here: group 2: ")
     assert says in trouble
     assert "s3cret" not in trouble
-
-
-def test_what_is_no_list_is_refused_in_one_line() -> None:
-    """With the name of where it came from; a list without end is no list of engines."""
-    wrong: tuple[Any, ...] = (None, {}, "x", [1], [{}], [{"targets": "x"}])
-    for tree in wrong:
-        with pytest.raises(BadInput, match=r"^here: "):
-            groups_in(tree, "here")
-    with pytest.raises(TooLarge):
-        groups_in([{"targets": [f"10.0.0.1:{port}" for port in range(1, 6_000)]}], "x")
 
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
@@ -133,16 +121,7 @@ def test_an_address_that_answers_with_a_list_and_then_does_not(act: Any, says: s
     assert finder.trouble.endswith("; the last list stays in use")
 
 
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(max_size=20) | st.booleans(),
-        lambda inner: (
-            st.lists(inner, max_size=4)
-            | st.dictionaries(st.sampled_from(["targets", "labels", "__scheme__", "instance"]), inner, max_size=4)
-        ),
-        max_leaves=15,
-    )
-)
+@given(trees(["targets", "labels", "__scheme__", "instance"], 15))
 def test_no_list_is_more_than_a_refusal(tree: Any) -> None:
     """Whatever it holds, the answer is engines or one line."""
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.guard.adapters.docker import DockerConfig, DockerContainer
-from tests.each import each, in_loop
+from tests.each import cases, each, in_loop
 from tests.net.raw_answers import Answer, Answers, answer, on_unix_socket
 
 STATE = {"Status": "running", "Running": True, "Restarting": False, "Pid": 4711, "ExitCode": 0, "OOMKilled": False}
@@ -44,8 +44,8 @@ async def docker(
 
 
 @in_loop
-async def test_stop_and_start(tmp_path: Path) -> None:
-    """Inspected, stopped with its seconds, seen to be over, started: these requests and no others."""
+async def test_stop_and_start_and_a_daemon_that_hangs_in_stop(tmp_path: Path) -> None:
+    """Inspected, stopped with its seconds, seen to be over, started: no other requests; no answer in time: SIGKILL."""
     async with docker(tmp_path, container()) as (engine, answers):
         assert await engine.is_running() is True
         stopped = await engine.stop(30.4)
@@ -60,18 +60,13 @@ async def test_stop_and_start(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert answers.got[0].startswith(b"GET /containers/vllm-1/json HTTP/1.1\r\nHost: localhost\r\n")
     assert all(b"\r\nConnection: close\r\n" in one for one in answers.got)
+    async with docker(tmp_path, container(), stop=30.0) as (engine, answers):
+        outcome = await engine.stop(1.0)
+        assert (outcome.is_done, outcome.facts["how"]) == (True, "kill")
+    assert "POST /containers/vllm-1/kill?signal=SIGKILL" in answers.lines
 
 
-@each(
-    ("path", "args", "may_not"),
-    [
-        ("/bin/sh", ("-c", "vllm serve m"), True),
-        ("/bin/bash", ("/start.sh",), True),
-        ("/bin/sh", ("-c", "export A=1; exec vllm serve m"), False),
-        ("/usr/bin/tini", ("--", "vllm"), False),
-        ("vllm", ("serve",), False),
-    ],
-)
+@each(("path", "args", "may_not"), cases("guard", "first processes of a container"))
 @in_loop
 async def test_a_shell_as_first_process_is_said(tmp_path: Path, path: str, args: tuple[str, ...], may_not: bool) -> None:
     """It was killed when the time was over, and that is why."""
@@ -79,15 +74,6 @@ async def test_a_shell_as_first_process_is_said(tmp_path: Path, path: str, args:
         outcome = await engine.stop(1.0)
         assert (outcome.is_done, outcome.facts["how"]) == (True, "kill")
         assert ("does not pass signals on" in outcome.message) is may_not
-
-
-@in_loop
-async def test_a_daemon_that_hangs_in_stop_is_told_to_kill(tmp_path: Path) -> None:
-    """No answer in time: SIGKILL, and it is looked at whether that helped."""
-    async with docker(tmp_path, container(), stop=30.0) as (engine, answers):
-        outcome = await engine.stop(1.0)
-        assert (outcome.is_done, outcome.facts["how"]) == (True, "kill")
-    assert "POST /containers/vllm-1/kill?signal=SIGKILL" in answers.lines
 
 
 @each("told", [None, b"nonsense\r\n\r\n", answer(200, []), answer(200, {"State": 5}), answer(500, {"message": "x"}), ABSENT])
@@ -103,8 +89,8 @@ async def test_answers_that_say_nothing(tmp_path: Path, told: Answer) -> None:
 
 
 @in_loop
-async def test_refusals_and_absence(tmp_path: Path) -> None:
-    """A start that Docker refuses, one that Docker starts again itself, no Docker at all: each in one sentence."""
+async def test_refusals_absence_and_odd_rows(tmp_path: Path) -> None:
+    """A start that is refused or done by Docker itself, no Docker at all; of what `top` shows odd rows are left out."""
     why = answer(500, {"message": "port is already allocated"})
     async with docker(tmp_path, container(Running=False), start=why) as (engine, _):
         outcome = await engine.start()
@@ -116,28 +102,15 @@ async def test_refusals_and_absence(tmp_path: Path) -> None:
     nobody = DockerContainer(DockerConfig("x1", str(tmp_path / "none.sock")))
     assert await nobody.is_running() is (await nobody.last_exit()).is_done is None
     assert (await nobody.stop(1.0)).is_done is None
-
-
-@in_loop
-async def test_its_processes(tmp_path: Path) -> None:
-    """The first one, then what `top` shows; odd rows are left out."""
     rows = [["root", "4711", "1"], ["root", "4712", "4711"], ["root"], "x", ["root", "-3", "1"]]
     top = answer(200, {"Titles": ["UID", "PID", "PPID"], "Processes": rows})
     async with docker(tmp_path, container(), top=top) as (engine, _):
         assert await engine.pids() == (4711, 4712)
 
 
-@each(
-    ("state", "policy", "by_hand"),
-    [
-        ({"ExitCode": 0}, "no", True), ({"ExitCode": 143}, "", True), ({"ExitCode": 137}, "no", None),
-        ({"ExitCode": 137}, "always", True), ({"ExitCode": 137}, "unless-stopped", True),
-        ({"ExitCode": 137, "OOMKilled": True}, "always", None), ({"ExitCode": 0, "OOMKilled": None}, "no", None),
-        ({"ExitCode": 1}, "on-failure", None), ({"Running": True}, "no", False), ({"Restarting": True}, "always", False),
-    ],
-)  # fmt: skip
+@each(("state", "policy", "by_hand"), cases("guard", "ends of a container"))
 @in_loop
-async def test_what_somebody_stopped_is_told_from_what_ended(
+async def test_what_somebody_stopped_or_what_ended(
     tmp_path: Path, state: dict[str, Any], policy: str, by_hand: bool | None
 ) -> None:
     """By its exit code, and by whether Docker would have started it again itself; what is not sure is not known."""

@@ -18,7 +18,7 @@ from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.tick import OwnPort
-from tests.each import each, in_loop
+from tests.each import each, in_loop, trees
 from tests.fakes import TOKEN, hello, served
 from tests.inside.test_endpoints import put_figures
 from tests.inside.test_gate import gated
@@ -45,13 +45,9 @@ def gate(tmp_path: Path) -> Iterator[tuple[str, GateControl]]:
         yield f"http://127.0.0.1:{port}", core
 
 
-def run(scene: Awaitable[Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(scene, 60))
-
-
 @in_loop
-async def test_a_drain_is_begun_renewed_refuses_and_ends(gate: tuple[str, GateControl]) -> None:
-    """Each is done by the gate's own word, and a renewal does not take phase two back."""
+async def test_what_the_gate_is_asked_it_does_and_says(gate: tuple[str, GateControl]) -> None:
+    """A renewal does not take phase two back, an older epoch changes nothing, shedding ends; the state has every figure."""
     url, core = gate
     door = GateHttpClient(url, TOKEN)
     begun = await door.drain(7, 30.0, quiet_s=60.0, bound_s=60.0)
@@ -65,13 +61,6 @@ async def test_a_drain_is_begun_renewed_refuses_and_ends(gate: tuple[str, GateCo
     for _ in range(2):  # to end what has ended is done, too
         ended = await door.undrain(7)
         assert (ended.is_done, ended.facts["phase"]) == (True, "serving")
-
-
-@in_loop
-async def test_what_the_gate_is_asked_it_does_and_says(gate: tuple[str, GateControl]) -> None:
-    """An older epoch learns which one holds and changes nothing; shedding begins and ends; the state has every figure."""
-    url, core = gate
-    door = GateHttpClient(url, TOKEN)
     assert (await door.shed(5.0, 30.0)).is_done is True
     assert core.shed_bound_s() == 5.0
     assert (await door.unshed()).is_done is True
@@ -235,15 +224,11 @@ async def test_the_bytes_are_those_that_the_gate_wants() -> None:
     ]  # fmt: skip
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6,
-)  # fmt: skip
 FIELDS = (
     *("schema", "phase", "epoch", "lease_left_s", "in_flight", "idle", "max_wait_s", "note", "workers", "is_running"),
     *("error", "ready", "reason", "drain", "engine", "shed", "seconds"),
 )
-WORDS = st.dictionaries(st.sampled_from(FIELDS), JSON)
+WORDS = st.dictionaries(st.sampled_from(FIELDS), trees(most=6))
 
 
 @given(words=WORDS, status=st.sampled_from([200, 202, 400, 409, 500, 502]), name=st.sampled_from(sorted(DEEDS)))

@@ -12,7 +12,7 @@ import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.hooks import CommandBalancer, ReadinessBalancer, WebhookBalancer
-from tests.each import each
+from tests.each import cases, each
 from tests.net.raw_server import Visitor, free_port, raw_server
 
 
@@ -48,15 +48,7 @@ def test_a_command_is_told_what_and_for_whom_and_nothing_of_ours(tmp_path: Path,
     assert told.message == "['put-back/{verb}', '{other}', '{put-back}']"
 
 
-@each(
-    ("script", "done", "is_out", "connections"),
-    [
-        ("exit 0", True, True, None), ("echo 7", True, True, 7), ("echo some; echo 0", True, True, 0),
-        ("echo -7", True, True, None), ("echo 99999999999999999999", True, True, None), ("exit 3", False, False, None),
-        ("echo 4; exit 3", False, False, None), ("exit 1", False, None, None), ("exit 127", False, None, None),
-        ("kill -9 $$", None, None, None),
-    ],
-)  # fmt: skip
+@each(("script", "done", "is_out", "connections"), cases("guard", "exit codes of a hook"))
 def test_exit_codes_mean_what_the_contract_says(
     tmp_path: Path, script: str, done: bool | None, is_out: bool | None, connections: int | None
 ) -> None:
@@ -66,8 +58,8 @@ def test_exit_codes_mean_what_the_contract_says(
     assert asyncio.run(balancer.take_out()).facts.get("again", False) is (script.endswith("exit 3"))
 
 
-def test_the_last_line_is_the_sentence_and_holds_no_secret(tmp_path: Path) -> None:
-    """Of the output, else of the error output where it failed; clean and short."""
+def test_what_a_command_says_and_what_one_that_did_not_end_or_begin_has_done(tmp_path: Path) -> None:
+    """Its last line, clean and short; after its limit it may have done it; one that cannot be started did nothing."""
     for script, says in (
         ("echo first; echo last; echo why >&2", "last"),
         ("echo why >&2; exit 1", "exit code 1: why"),
@@ -78,10 +70,6 @@ def test_the_last_line_is_the_sentence_and_holds_no_secret(tmp_path: Path) -> No
     told = asyncio.run(command(tmp_path, "head -c 2000000 /dev/zero | tr '\\0' x").take_out())
     assert told.is_done is True
     assert len(told.message) <= 300
-
-
-def test_what_a_command_that_did_not_end_or_begin_has_done(tmp_path: Path) -> None:
-    """One that was killed after its limit may have done it; one that cannot be started did nothing, and answers nothing."""
     told = asyncio.run(command(tmp_path, "sleep 30", deadline_s=0.2).take_out())
     assert told.is_done is None
     assert "killed" in told.message
@@ -111,33 +99,29 @@ def reply(body: bytes, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def test_a_webhook_is_asked_as_the_contract_says() -> None:
-    """One POST of one JSON object, with the login in its header."""
+def test_a_webhook_is_asked_as_the_contract_says_and_where_nobody_is_nothing_was_done() -> None:
+    """One POST of one JSON object, the login in its header; query and login are not shown; readiness claims nothing."""
     seen: list[Any] = []
     told = asyncio.run(asked(reply(b'{"done": true, "says": "out of pool 3"}'), seen))
     assert told[:2] == ["out of pool 3", True]
     assert seen[0][0].startswith("POST /lb?pool=3 HTTP/1.1\r\n")
     assert "\r\nAuthorization: Bearer a-login\r\n" in seen[0][0]
     assert seen[0][1] == {"schema": "plimsoll.hook/1", "verb": "take-out", "engine": "gpu-1", "epoch": 42}
+    balancer = WebhookBalancer(f"http://127.0.0.1:{free_port()}/lb?key=k", "a", "Basic c2VjcmV0")
+    assert asyncio.run(all_answers(balancer)) == [False, False, None, None]
+    assert "c2VjcmV0" not in f"{asyncio.run(balancer.take_out())}{balancer.label}"
+    assert "key=k" not in balancer.label
+    with pytest.raises(BadInput, match="letters that a header cannot have"):
+        WebhookBalancer("http://a", "a", "two\nlines")
+    alone = ReadinessBalancer()
+    assert asyncio.run(all_answers(alone)) == [True, True, None, None]
+    assert asyncio.run(alone.take_out()).facts["readiness"] is asyncio.run(alone.put_back()).facts["readiness"] is True
 
 
 @each(
     ("answer", "done", "is_out", "connections"),
     [
-        (reply(b'{"done": true}'), True, True, None),
-        (reply(b'{"done": false}'), False, False, None),
-        (reply(b'{"done": null}'), None, None, None),
-        (reply(b'{"done": true, "connections": 4}'), True, True, 4),
-        (reply(b'{"done": null, "connections": 4}'), None, None, None),
-        (reply(b'{"done": true, "connections": -4}'), True, True, None),
-        (reply(b'{"done": true, "connections": "4"}'), True, True, None),
-        (reply(b'{"done": 1}'), None, None, None),
-        (reply(b'{"says": "well"}'), None, None, None),
-        (reply(b"[true]"), None, None, None),
-        (reply(b"", "204 No Content"), None, None, None),
-        (reply(b'{"done": true}', "302 Found\r\nLocation: /other"), False, None, None),
-        (reply(b'{"done": true}', "404 Not Found"), False, None, None),
-        (reply(b'{"done": true}', "500 Oh"), None, None, None),
+        *((reply(body.encode(), status), *wanted) for status, body, *wanted in cases("guard", "answers of a webhook")),
         (b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7\r\n{"done"\r\n7\r\n: true}\r\n0\r\n\r\n', True, True, None),
         (b"", None, None, None),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", None, None, None),
@@ -148,20 +132,3 @@ def test_a_webhooks_answers_mean_what_the_contract_says(
 ) -> None:
     """True, false and null by name; what is none of them is not known."""
     assert asyncio.run(asked(answer, []))[1:] == [done, done, is_out, connections]
-
-
-def test_a_webhook_where_nobody_is_did_nothing() -> None:
-    """Not done for sure; its address is shown without its query, and its login never."""
-    balancer = WebhookBalancer(f"http://127.0.0.1:{free_port()}/lb?key=k", "a", "Basic c2VjcmV0")
-    assert asyncio.run(all_answers(balancer)) == [False, False, None, None]
-    assert "c2VjcmV0" not in f"{asyncio.run(balancer.take_out())}{balancer.label}"
-    assert "key=k" not in balancer.label
-    with pytest.raises(BadInput, match="letters that a header cannot have"):
-        WebhookBalancer("http://a", "a", "two\nlines")
-
-
-def test_with_readiness_alone_nothing_is_claimed() -> None:
-    """There is nothing to tell, and nobody to ask: whether it is out is never known."""
-    balancer = ReadinessBalancer()
-    assert asyncio.run(all_answers(balancer)) == [True, True, None, None]
-    assert asyncio.run(balancer.take_out()).facts["readiness"] is asyncio.run(balancer.put_back()).facts["readiness"] is True

@@ -22,14 +22,6 @@ EVICTION = f"/api/v1/namespaces/{NAMESPACE}/pods/{POD}/eviction"
 SINCE = "2026-01-01T00:00:00Z"
 
 
-@pytest.fixture
-def account(tmp_path: Path) -> str:
-    """What Kubernetes mounts into every pod."""
-    (tmp_path / "token").write_text(TOKEN)
-    (tmp_path / "namespace").write_text(NAMESPACE)
-    return str(tmp_path)
-
-
 def made(name: str, uid: str, *, ready: bool = True, kind: str = "ReplicaSet", **meta: Any) -> Json:
     return pod(name, is_ready=ready, owner=(kind, "rs", "rs-1") if kind else None, uid=uid, creationTimestamp=SINCE, **meta)
 
@@ -81,8 +73,8 @@ async def test_evicted_gone_and_replaced(account: str) -> None:
 
 
 @in_loop
-async def test_a_pod_of_the_same_name_is_another(account: str) -> None:
-    """As a StatefulSet makes it: the old one is gone, the new one is never evicted in its place."""
+async def test_a_pod_of_the_same_name_is_another_and_one_that_nobody_replaces_is_left_alone(account: str) -> None:
+    """The new one of a StatefulSet is never evicted; one that somebody else evicted is waited for, and nothing is forced."""
     replaced = made(POD, "u-9", kind="StatefulSet")
     old = made(POD, "u-1", kind="StatefulSet")
     async with evicting(account, old, then=lambda api: api.put("/pods", replaced)) as (engine, api):
@@ -91,11 +83,6 @@ async def test_a_pod_of_the_same_name_is_another(account: str) -> None:
         assert (await engine.stop(5.0)).facts["was_running"] is False
         assert (await engine.start()).facts["new_uid"] == "u-9"
         assert api.evicted == [POD]
-
-
-@in_loop
-async def test_a_pod_that_is_not_evicted(account: str) -> None:
-    """One that nobody would replace is left alone; one that somebody else evicted is waited for, and nothing is forced."""
     for kind in ("", "Job"):
         async with evicting(account, made(POD, "u-1", kind=kind)) as (engine, api):
             outcome = await engine.stop(5.0)

@@ -20,7 +20,7 @@ import pytest
 from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.own_process import NEW_LIFE, OwnProcess, open_log, rotate
 from plimsoll.hardware.processes import read_process, read_processes
-from tests.each import each, in_loop
+from tests.each import in_loop
 from tests.guard.adapters.own_engine import ROOT, end_all, is_alive, own, wait_up
 
 PLACES = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
@@ -64,7 +64,7 @@ def test_it_starts_in_its_own_session_with_its_output_in_a_file(folder: Path) ->
     assert asyncio.run(engine.pids()) == (pids["api"], *sorted((pids["core"], pids["worker"])))
 
 
-@each(
+@pytest.mark.parametrize(
     ("manner", "deadline_s", "facts"),
     [
         ("polite", 10.0, {"how": "term", "killed": 0, "exit_code": 0}),
@@ -73,23 +73,18 @@ def test_it_starts_in_its_own_session_with_its_output_in_a_file(folder: Path) ->
         ("stopped", 0.3, {"how": "kill", "killed": 3, "exit_code": 137, "signal": 9}),  # it stands still, and reads no signal
     ],
 )
-def test_it_is_signalled_alone_and_ends_whole(tmp_path: Path, manner: str, deadline_s: float, facts: dict[str, Any]) -> None:
+def test_it_is_signalled_alone_and_ends_whole(folder: Path, manner: str, deadline_s: float, facts: dict[str, Any]) -> None:
     """SIGTERM reaches the API server and no other; past the deadline, or a moment after it ended, what is left is killed."""
-    folder = tmp_path / manner
-    folder.mkdir()
-    try:
-        engine, pids = started(folder, "polite" if manner == "stopped" else manner, orphans_s=0.3)
-        if manner == "stopped":
-            os.kill(pids["api"], signal.SIGSTOP)
-        outcome = asyncio.run(engine.stop(deadline_s))
-        assert outcome.is_done, outcome
-        assert outcome.facts == {"left": 0, "was_running": True, "asked": True, **facts}
-        assert signalled(folder) == ([] if manner == "stopped" else ["api"])
-        assert not any(is_alive(pid) for pid in pids.values())
-        assert asyncio.run(engine.is_running()) is False
-        assert asyncio.run(engine.stop(1.0)).facts["was_running"] is False, "stopping twice does the same as once"
-    finally:
-        end_all(folder)
+    engine, pids = started(folder, "polite" if manner == "stopped" else manner, orphans_s=0.3)
+    if manner == "stopped":
+        os.kill(pids["api"], signal.SIGSTOP)
+    outcome = asyncio.run(engine.stop(deadline_s))
+    assert outcome.is_done, outcome
+    assert outcome.facts == {"left": 0, "was_running": True, "asked": True, **facts}
+    assert signalled(folder) == ([] if manner == "stopped" else ["api"])
+    assert not any(is_alive(pid) for pid in pids.values())
+    assert asyncio.run(engine.is_running()) is False
+    assert asyncio.run(engine.stop(1.0)).facts["was_running"] is False, "stopping twice does the same as once"
 
 
 @in_loop
@@ -145,36 +140,31 @@ def test_a_command_that_cannot_be_run_and_one_that_ends_at_once(folder: Path) ->
     assert asyncio.run(engine.last_exit()).facts == {"exit_code": 3, "asked": False}
 
 
-@each("is_orphaned", [False, True])
-def test_guard_is_killed_and_another_takes_over(tmp_path: Path, is_orphaned: bool) -> None:
+@pytest.mark.parametrize("is_orphaned", [False, True])
+def test_guard_is_killed_and_another_takes_over(folder: Path, is_orphaned: bool) -> None:
     """The next guard holds the engine, which is untouched, and stops all of it, also where the API server died meanwhile."""
-    folder = tmp_path / str(is_orphaned)
-    folder.mkdir()
-    try:
-        words = [sys.executable, "-m", "tests.guard.adapters.own_engine", str(folder), "polite"]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-        with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT, env=environment) as starter:
-            assert starter.stdout is not None
-            assert starter.stdout.readline() == b"started\n"
-            starter.kill()
-        pids, other = wait_up(folder), own(folder)
-        assert all(is_alive(pid) for pid in pids.values())
-        if is_orphaned:
-            os.kill(pids["api"], signal.SIGKILL)
-            while is_alive(pids["api"]):
-                time.sleep(0.01)
-        assert asyncio.run(other.is_running()) is not is_orphaned
-        assert set(asyncio.run(other.pids())) == {pid for name, pid in pids.items() if name != "api" or not is_orphaned}
-        if is_orphaned:
-            assert asyncio.run(other.start()).facts == {"left": 2}
-        outcome = asyncio.run(other.stop(10.0))
-        how = ("none", 2, False) if is_orphaned else ("term", 0, True)
-        assert (outcome.is_done, outcome.facts["how"], outcome.facts["killed"], outcome.facts["asked"]) == (True, *how)
-        assert "exit_code" not in outcome.facts, "it was not this guard's child"
-        assert not any(is_alive(pid) for pid in pids.values())
-        assert "nobody saw" in asyncio.run(other.last_exit()).message
-    finally:
-        end_all(folder)
+    words = [sys.executable, "-m", "tests.guard.adapters.own_engine", str(folder), "polite"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT, env=environment) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"started\n"
+        starter.kill()
+    pids, other = wait_up(folder), own(folder)
+    assert all(is_alive(pid) for pid in pids.values())
+    if is_orphaned:
+        os.kill(pids["api"], signal.SIGKILL)
+        while is_alive(pids["api"]):
+            time.sleep(0.01)
+    assert asyncio.run(other.is_running()) is not is_orphaned
+    assert set(asyncio.run(other.pids())) == {pid for name, pid in pids.items() if name != "api" or not is_orphaned}
+    if is_orphaned:
+        assert asyncio.run(other.start()).facts == {"left": 2}
+    outcome = asyncio.run(other.stop(10.0))
+    how = ("none", 2, False) if is_orphaned else ("term", 0, True)
+    assert (outcome.is_done, outcome.facts["how"], outcome.facts["killed"], outcome.facts["asked"]) == (True, *how)
+    assert "exit_code" not in outcome.facts, "it was not this guard's child"
+    assert not any(is_alive(pid) for pid in pids.values())
+    assert "nobody saw" in asyncio.run(other.last_exit()).message
 
 
 @pytest.mark.parametrize(
@@ -275,8 +265,8 @@ def test_in_a_control_group_of_its_own(folder: Path) -> None:
 WRITER = "import os\nfor number in range(200000): os.write(1, b'line %d\\n' % number)"
 
 
-def test_it_is_appended_to_and_private(tmp_path: Path) -> None:
-    """What was there stays, and others may not read it, whatever they could before."""
+def test_a_log_is_a_plain_file_that_is_appended_to_and_private(tmp_path: Path) -> None:
+    """What was there stays, and others may not read it; a link would write elsewhere, and a pipe would hang."""
     path = tmp_path / "engine.log"
     path.write_text("before\n")
     path.chmod(0o644)
@@ -284,11 +274,10 @@ def test_it_is_appended_to_and_private(tmp_path: Path) -> None:
     os.write(log, b"after\n")
     os.close(log)
     assert path.read_text() == f"before\n\n{NEW_LIFE.decode()}after\n"
+    fresh = tmp_path / "fresh.log"
+    os.close(open_log(fresh))
+    assert fresh.read_bytes() == b"", "its first line is the server's own"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_only_a_plain_file_is_a_log(tmp_path: Path) -> None:
-    """Neither a link, which would write elsewhere, nor a pipe, which would hang."""
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
@@ -298,8 +287,8 @@ def test_only_a_plain_file_is_a_log(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_old_ones_move_on_and_the_oldest_goes(tmp_path: Path) -> None:
-    """NAME.1 is the youngest, and there are no more than asked for; a small one, and one that is not there, are left alone."""
+def test_old_ones_move_on_and_the_oldest_goes_and_a_copy_is_whole_before_the_log_is_cut(tmp_path: Path) -> None:
+    """NAME.1 is the youngest, there are no more than asked for; whoever ends guard amid it, or a full disk, loses nothing."""
     path = tmp_path / "engine.log"
     assert rotate(path, 100) is False
     path.write_bytes(b"x" * 99)
@@ -313,10 +302,7 @@ def test_old_ones_move_on_and_the_oldest_goes(tmp_path: Path) -> None:
     assert [(tmp_path / f"engine.log.{number}").read_text()[0] for number in (1, 2, 3)] == ["4", "3", "2"]
     assert stat.S_IMODE((tmp_path / "engine.log.1").stat().st_mode) == 0o600
 
-
-def test_the_copy_is_whole_before_the_log_is_cut(tmp_path: Path) -> None:
-    """Whoever ends guard between the two finds every byte in one of them."""
-    path, kept, is_over = tmp_path / "engine.log", list[bytes](), list[bool]()
+    kept, is_over = list[bytes](), list[bool]()
 
     def look(event: str, _arguments: object) -> None:  # Python tells it of every file that is cut
         if event == "os.truncate" and not is_over:
@@ -329,6 +315,12 @@ def test_the_copy_is_whole_before_the_log_is_cut(tmp_path: Path) -> None:
     finally:
         is_over.append(True)
     assert kept == [b"x" * 1000]
+
+    path.write_bytes(b"x" * 1000)
+    (tmp_path / "engine.log.new").mkdir()
+    with pytest.raises(OSError, match=r".+"):
+        rotate(path, 100)
+    assert path.stat().st_size == 1000
 
 
 def test_a_process_writes_on_while_its_log_is_cut(tmp_path: Path) -> None:
@@ -350,13 +342,3 @@ def test_a_process_writes_on_while_its_log_is_cut(tmp_path: Path) -> None:
     assert len(gaps) < len(texts)
     assert numbers[0] == 0
     assert len(numbers) > 100_000, gaps
-
-
-def test_a_full_disk_leaves_the_log_as_it_is(tmp_path: Path) -> None:
-    """There is nowhere to copy it to: it is not cut."""
-    path = tmp_path / "engine.log"
-    path.write_bytes(b"x" * 1000)
-    (tmp_path / "engine.log.new").mkdir()
-    with pytest.raises(OSError, match=r".+"):
-        rotate(path, 100)
-    assert path.stat().st_size == 1000

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-
-import pytest
 
 from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.kubernetes import Pod, read_pod
@@ -13,7 +10,7 @@ from plimsoll.guard.adapters.pod_events import BURST, MESSAGE_MAX, PodEvents
 from plimsoll.guard.daemon.observer import Incidents
 from plimsoll.render.guard import Event, EventKind, alert, event_json
 from plimsoll.unknown import Condition, Status
-from tests.cluster_api import TOKEN, ClusterApi, pod
+from tests.cluster_api import ClusterApi, pod
 from tests.each import in_loop
 
 
@@ -23,12 +20,6 @@ def condition(kind: str, *, is_true: bool = True) -> Condition:
 
 def event(what: EventKind, message: str = "x", kind: str = "", at: float = 1_000.0, engine: str = "llm/a") -> Event:
     return Event(at, engine, what, message, condition(kind) if kind else None)
-
-
-@pytest.fixture
-def account(tmp_path: Path) -> str:
-    (tmp_path / "token").write_text(TOKEN)
-    return str(tmp_path)
 
 
 @in_loop

@@ -10,22 +10,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from plimsoll.guard.adapters import pods as pods_module
 from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.kubernetes import Owner, node_leaving, read_owner, read_pod
 from plimsoll.guard.adapters.pods import PodFinder, PodsConfig, PodStanding
 from tests.cluster_api import TOKEN, ClusterApi, Trouble, deployment, owned_by, pod, status_of
-from tests.each import each, in_loop
-
-
-@pytest.fixture
-def account(tmp_path: Path) -> str:
-    """What Kubernetes mounts into a pod."""
-    (tmp_path / "token").write_text(TOKEN + "\n", encoding="utf-8")
-    (tmp_path / "namespace").write_text("llm", encoding="utf-8")
-    return str(tmp_path)
+from tests.each import cases, each, in_loop, trees
 
 
 @contextlib.asynccontextmanager
@@ -94,9 +85,7 @@ async def test_pods_are_listed_page_by_page_and_then_followed(account: str) -> N
 
 
 @in_loop
-async def test_a_watch_goes_on_where_it_ended_and_begins_anew_where_that_is_forgotten(
-    account: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_watch_goes_on_where_it_ended_or_begins_anew(account: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cut connection costs no list; 410 Gone, as a status or as an event, and a time without the server cost one."""
     monkeypatch.setattr(pods_module, "FIRST_PAUSE_S", 0.05)
     api = ClusterApi()
@@ -141,9 +130,7 @@ async def test_a_watch_goes_on_where_it_ended_and_begins_anew_where_that_is_forg
     ],
 )
 @in_loop
-async def test_a_cluster_that_does_not_answer(
-    trouble: Trouble, says: str, account: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cluster_in_trouble(trouble: Trouble, says: str, account: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line each, without the token; and it is asked again."""
     monkeypatch.setattr("plimsoll.guard.adapters.cluster.DEADLINE_S", 0.5)
     monkeypatch.setattr(ClusterClient.ask, "__defaults__", (None, 0.5))
@@ -229,46 +216,14 @@ async def test_what_the_cluster_says_against_acting(account: str) -> None:
         )
 
 
-@each(
-    ("item", "says"),
-    [
-        (pod("a"), ""),
-        (pod("a", owner=("StatefulSet", "vllm", "u")), ""),
-        (pod("a", owner=None), "nobody would replace this pod"),
-        (pod("a", owner=("Job", "x", "u")), "its owner is a Job"),
-        (pod("a", owner=("RayCluster", "x", "u")), "its owner is a RayCluster"),
-        (pod("a", labels={"ray.io/cluster": "big"}), "a pod of RayCluster big"),
-        (pod("a", labels={"leaderworkerset.sigs.k8s.io/name": "deep"}), "a pod of LeaderWorkerSet deep"),
-        (pod("a", labels={"llm-d.ai/role": "decode"}), "its role is decode"),
-        (pod("a", spec={"containers": [{"args": ["--kv-transfer-config", "{}"]}]}), "--kv-transfer-config"),
-        (
-            pod("a", spec={"containers": [{"command": ["sh", "-c", "vllm serve m --kv_transfer_config={}"]}]}),
-            "--kv-transfer-config",
-        ),
-        (pod("a", spec={"containers": [{"args": ["--nnodes", "2"]}]}), "--nnodes"),
-        (pod("a", spec={"containers": [{"args": ["m", "-n", "2", "--master-addr", "x"]}]}), "--master-addr"),
-        (pod("a", spec={"containers": [{"args": ["m", "-dpa", "10.0.0.1", "-dpr", "2"]}]}), "-dpa"),
-        (pod("a", spec={"containers": [{"args": ["m", "-dp", "2", "-dpl", "2"]}]}), ""),
-        (pod("a", spec={"containers": [{"env": [{"name": "A", "value": "--kv-transfer-config {}"}]}]}), "--kv-transfer-config"),
-        (pod("a", spec={"containers": [{"args": ["--nnodes", "1", "--served-model-name=x--headlessy"]}]}), ""),
-    ],
-)
-def test_pods_that_are_only_observed(item: dict[str, Any], says: str) -> None:
+@each(("about", "says"), cases("guard", "pods that are only observed"))
+def test_pods_that_are_only_observed(about: dict[str, Any], says: str) -> None:
     """What serves together with others is never restarted one pod at a time."""
-    found = read_pod(item).observed
+    found = read_pod(pod("a", **about)).observed
     assert (says in found) if says else not found, found
 
 
-@each(
-    ("kind", "status", "spec", "says"),
-    [
-        ("StatefulSet", {"replicas": 3, "updatedReplicas": 1, "currentRevision": "a", "updateRevision": "b"}, {}, "a rollout"),
-        ("StatefulSet", {"replicas": 3, "currentRevision": "a", "updateRevision": "a", "readyReplicas": 3}, {}, ""),
-        ("Deployment", {"replicas": 4, "updatedReplicas": 3, "readyReplicas": 3}, {"replicas": 3}, "3 of 4 pods"),
-        ("Deployment", {"replicas": 3, "updatedReplicas": 3, "observedGeneration": 1}, {}, "changed a moment ago"),
-        ("Deployment", {"replicas": "x", "updatedReplicas": -1, "readyReplicas": True}, {"replicas": []}, ""),
-    ],
-)
+@each(("kind", "status", "spec", "says"), cases("guard", "rollouts"))
 def test_rollouts(kind: str, status: dict[str, Any], spec: dict[str, Any], says: str) -> None:
     """By the counts of the owner; a change that its controller has not seen yet is one, too."""
     item = {"metadata": {"uid": "u", "generation": 2}, "spec": spec, "status": {"observedGeneration": 2, **status}}
@@ -283,16 +238,7 @@ _KEYS = ["metadata", "spec", "status", "containers", "ports", "containerPort", "
          "type", "controller", "kind", "uid", "taints", "key", "replicas", "ray.io/cluster", "creationTimestamp"]  # fmt: skip
 
 
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(max_size=10) | st.booleans(),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(_KEYS), inner | st.sampled_from(["Failed", "Running", "Never", True]), max_size=5)
-        ),
-        max_leaves=25,
-    )
-)
+@given(trees(_KEYS, 25, ["Failed", "Running", "Never"]))
 def test_any_answer_is_read(item: Any) -> None:
     """Whatever the cluster shows, reading it raises nothing, and what is shown of it is one printable line."""
     found = read_pod(item)

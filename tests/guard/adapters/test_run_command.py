@@ -39,16 +39,13 @@ def test_its_code_and_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran.last_line == "$(id) ; `id` False"
 
 
-def test_past_the_limit_its_whole_group_is_killed(tmp_path: Path) -> None:
-    """Also what it had started."""
+def test_past_the_limit_its_whole_group_is_killed_and_what_it_leaves_running_lives_on(tmp_path: Path) -> None:
+    """Also what it had started; a start command's service may print without being killed by its end."""
     code = STARTS + "import time; time.sleep(60)"
     ran = run(code, str(tmp_path / "pid"), "import time; time.sleep(60)", limit_s=1.0)
     assert (ran.code, ran.trouble) == (None, "it did not end within 1 s")
     eventually(lambda: not is_alive(int((tmp_path / "pid").read_text())), 10.0)
-
-
-def test_what_it_leaves_running_lives_on(tmp_path: Path) -> None:
-    """A start command's service is not killed when the command ends, and may print without being killed by that."""
+    (tmp_path / "pid").unlink()
     before = len(list(Path("/proc/self/fd").iterdir()))
     service = "import time\nfor _ in range(100): print('x' * 1000, flush=True); time.sleep(0.02)"
     assert run(STARTS, str(tmp_path / "pid"), service).code == 0
@@ -57,16 +54,12 @@ def test_what_it_leaves_running_lives_on(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before, "no file stays open"
 
 
-def test_one_that_prints_without_end_is_stopped() -> None:
-    """And only the end of it is kept."""
+def test_one_that_prints_without_end_is_stopped_and_what_cannot_be_started_is_said() -> None:
+    """Only the end of it is kept; one sentence."""
     ran = run("while True: print('x' * 1000)", most_bytes=1 << 20, keep_bytes=100)
     assert (ran.code, ran.trouble, len(ran.output)) == (None, "it prints without end", 100)
     loud = "import sys\nwhile True: sys.stderr.write('x' * 1000)"
     assert run(loud, most_bytes=1 << 20, only_stdout=True).trouble == "it prints without end"
-
-
-def test_what_cannot_be_started() -> None:
-    """One sentence."""
     for words in (["/nonexistent/program"], ["/etc/passwd"], ["a\0b"]):
         ran = asyncio.run(run_command(words, 5.0, {}))
         assert (ran.code, ran.was_started) == (None, False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.guard.adapters.systemd import PROPERTIES, SystemdConfig, SystemdUnit
-from tests.each import each
+from tests.each import cases, each
 
 UNIT = "vllm@llama.service"
 SHOW = ["--no-pager", "--no-ask-password", "show", f"--property={','.join(PROPERTIES)}", "--", UNIT]
@@ -76,7 +76,7 @@ def test_stop_and_start(tmp_path: Path) -> None:
     assert fake.asked()[0] == SHOW
 
 
-def test_how_often_systemd_started_it_again_is_kept_from_the_last_answer(tmp_path: Path) -> None:
+def test_restarts_are_kept_from_the_last_answer_and_a_users_own_unit_has_another_manager(tmp_path: Path) -> None:
     """None before it was asked; an answer without a count changes nothing."""
     for said, kept in (("2", 2), ("", None), ("many", None), ("9" * 30, None)):
         unit = Fake(tmp_path, {**GOOD, "NRestarts": said}).unit()
@@ -86,11 +86,8 @@ def test_how_often_systemd_started_it_again_is_kept_from_the_last_answer(tmp_pat
     unit.restarts_seen = 5
     asyncio.run(unit.show())
     assert unit.restarts_seen == 5
-
-
-def test_a_users_own_unit(tmp_path: Path) -> None:
-    """Its manager is another."""
     fake = Fake(tmp_path, GOOD)
+    (tmp_path / "asked").unlink()
     asyncio.run(fake.unit(is_user=True).is_running())
     assert fake.asked() == [["--user", *SHOW]]
 
@@ -112,16 +109,12 @@ def test_what_is_not_touched(tmp_path: Path, unit: dict[str, str], says: str) ->
     assert all("show" in words for words in fake.asked())
 
 
-def test_past_the_deadline_the_whole_group_is_killed(tmp_path: Path) -> None:
-    """`systemctl kill` goes to every process of the unit; what is said is that it was killed."""
+def test_past_the_deadline_the_whole_group_is_killed_and_refusals_are_passed_on(tmp_path: Path) -> None:
+    """What is said is that it was killed, or systemctl's own last line; a running unit is not started twice."""
     fake = Fake(tmp_path, GOOD, stop={"takes_s": 60}, kill={"then": {**OVER["then"], "ActiveState": "failed"}})
     outcome = asyncio.run(fake.unit().stop(0.5))
     assert (outcome.is_done, outcome.facts["how"]) == (True, "kill")
     assert ["--no-pager", "--no-ask-password", "kill", "--signal=SIGKILL", "--", UNIT] in fake.asked()
-
-
-def test_refusals_are_passed_on(tmp_path: Path) -> None:
-    """systemctl's code and last line; a running unit is not started twice, and one that is over again at once is told."""
     fake = Fake(tmp_path, GOOD, stop={"code": 4, "says": "Failed to stop: Interactive authentication required."})
     outcome = asyncio.run(fake.unit().stop(1.0))
     assert outcome.is_done is False
@@ -132,17 +125,7 @@ def test_refusals_are_passed_on(tmp_path: Path) -> None:
     assert (outcome.is_done, outcome.facts["result"]) == (False, "start-limit-hit")
 
 
-@each(
-    ("unit", "is_running", "is_done", "by_hand"),
-    [
-        ({"ActiveState": "inactive", "SubState": "dead"}, False, True, True),
-        ({"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}, False, True, False),
-        ({}, True, False, False),
-        ({"ActiveState": "activating", "SubState": "auto-restart"}, None, False, False),
-        ({"ActiveState": "deactivating"}, True, False, False),
-        ({"ActiveState": ""}, None, None, False),
-    ],
-)
+@each(("unit", "is_running", "is_done", "by_hand"), cases("guard", "states of a unit"))
 def test_states(tmp_path: Path, unit: dict[str, str], is_running: bool | None, is_done: bool | None, by_hand: bool) -> None:
     """A unit that is simply inactive was stopped; one that is on its way up again has not ended, and is not known to run."""
     engine = Fake(tmp_path, {**GOOD, **unit}).unit()
@@ -151,17 +134,8 @@ def test_states(tmp_path: Path, unit: dict[str, str], is_running: bool | None, i
     assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (is_done, by_hand)
 
 
-def test_no_systemd_at_all(tmp_path: Path) -> None:
-    """Nothing is known, and nothing is done."""
-    unit = SystemdUnit(SystemdConfig(UNIT), systemctl=str(tmp_path / "none"))
-    assert asyncio.run(unit.is_running()) is None
-    assert asyncio.run(unit.pids()) == ()
-    assert asyncio.run(unit.stop(1.0)).is_done is False
-    assert asyncio.run(unit.start()).is_done is False
-
-
-def test_its_processes(tmp_path: Path) -> None:
-    """The main one first, then those of its control group and the groups below."""
+def test_its_processes_and_no_systemd_at_all(tmp_path: Path) -> None:
+    """The main one, then those of its control group and the groups below; or nothing is known, and nothing done."""
     group = tmp_path / "cg" / "system.slice" / "vllm.service"
     (group / "below").mkdir(parents=True)
     (group / "cgroup.procs").write_text("4711\n4713\n")
@@ -169,3 +143,8 @@ def test_its_processes(tmp_path: Path) -> None:
     for place, pids in ((GOOD["ControlGroup"], (4711, 4712, 4713)), ("/../../etc", (4711,))):
         fake = Fake(tmp_path, {**GOOD, "ControlGroup": place})
         assert asyncio.run(fake.unit(cgroups=tmp_path / "cg").pids()) == pids
+    unit = SystemdUnit(SystemdConfig(UNIT), systemctl=str(tmp_path / "none"))
+    assert asyncio.run(unit.is_running()) is None
+    assert asyncio.run(unit.pids()) == ()
+    assert asyncio.run(unit.stop(1.0)).is_done is False
+    assert asyncio.run(unit.start()).is_done is False

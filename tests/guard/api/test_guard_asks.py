@@ -1,4 +1,4 @@
-"""Guard's API where it acts, over a real socket, and `plimsoll guardctl` that talks to it."""
+"""Guard's API where it acts, over a real socket, and `plimsoll guardctl` that talks to it; the token it leaves for its user."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import io
 import json
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from plimsoll.guard.act.decide import ActionPlan, BlockedAction, Decision, Switc
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH
 from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.act.steps import BROKEN, ActionRun, End, open_action
+from plimsoll.guard.api import token
 from plimsoll.guard.api.actions import VERBS, ActionDesk, ActionRoutes
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.daemon.approvals import Approval
@@ -248,9 +250,7 @@ def test_one_action_on_one_engine(verb: str, acts: Acts) -> None:
         assert api("GET", path)[0] == 405
 
 
-def test_what_guard_does_not_answer_in_time_is_not_done_later(
-    acts: Acts, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_answered_in_time_is_not_done_later(acts: Acts, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer in time is a refusal, and what was asked for is cancelled; guardctl says that it may have been heard."""
     assert said(capsys, Api(9), "pause")[0] == 3
     acts.decision = None
@@ -262,8 +262,8 @@ def test_what_guard_does_not_answer_in_time_is_not_done_later(
     assert (status, answer["reason"]) == (409, "Busy")
 
 
-def test_what_is_under_way_and_what_was_done(acts: Acts) -> None:
-    """As the document says; no secret in it, and what is wrong with the journal is told."""
+def test_what_is_under_way_and_what_was_done_and_the_document_names_every_verb(acts: Acts) -> None:
+    """As the document says, with what may be answered; no secret in it, and what is wrong with the journal is told."""
     with listening(acts) as api:
         status, answer = api("GET", "/v1/actions")
         assert status == 200
@@ -279,6 +279,13 @@ def test_what_is_under_way_and_what_was_done(acts: Acts) -> None:
         acts.journal = acts.journal.with_name("none")
         assert "no journal" in api("GET", "/v1/journal")[1]["wrong"][0]
         assert api("GET", "/v1/nothing")[0] == 404
+    paths = document("x")["paths"]
+    assert {path.rpartition("/")[2] for path in paths if path.startswith("/v1/engines/")} == set(VERBS)
+    for verb in VERBS:
+        post = paths[f"/v1/engines/{{name}}/{verb}"]["post"]
+        assert {"200", "400", "401", "404", "409", "415", "503"} <= set(post["responses"])
+    for path in ("/v1/pause", "/v1/resume"):
+        assert paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/Switch")
 
 
 def test_a_guard_that_only_observes_says_so(capsys: Capsys) -> None:
@@ -320,8 +327,15 @@ def test_guardctl_tells_it_what_to_do(acts: Acts, capsys: Capsys) -> None:
         assert (code, "no engine named 'lama'" in err) == (2, True)
 
 
-def test_a_person_approves_or_denies(acts: Acts, capsys: Capsys) -> None:
-    """By the id that guardctl actions shows; what waits no longer is refused, and no id is a mistake."""
+class Terminal(io.StringIO):
+    """Somebody who sits there and answers."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_person_approves_or_denies_and_is_asked_back(acts: Acts, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the id that guardctl actions shows, and on a terminal only a yes is one; what waits no longer is refused."""
     with listening(acts) as api:
         assert "0a1b       " + NAME + ": restart waits for approval: it is stuck\n" in said(capsys, api, "actions")[1]
         code, out, _ = said(capsys, api, "approve", "0a1b")
@@ -334,18 +348,7 @@ def test_a_person_approves_or_denies(acts: Acts, capsys: Capsys) -> None:
             code, _, err = said(capsys, api, *words)
             assert (code, "as guardctl actions shows it" in err) == (2, True)
         assert api("POST", "/v1/approvals/../approve")[0] == 404
-
-
-class Terminal(io.StringIO):
-    """Somebody who sits there and answers."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_guardctl_asks_back(acts: Acts, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal only a yes is one; the question is not part of the output."""
-    with listening(acts) as api:
+        acts.asked.clear()
         for answer, code in (("n\n", 1), ("\n", 1), ("", 1), ("y\n", 0)):
             monkeypatch.setattr("sys.stdin", Terminal(answer))
             found, out, err = said(capsys, api, "drain", "b")
@@ -397,12 +400,36 @@ def test_a_journal_that_is_damaged_or_not_there(acts: Acts, capsys: Capsys) -> N
     assert "no journal at" in capsys.readouterr().err
 
 
-def test_the_document_names_every_verb() -> None:
-    """Each with its path, and with what may be answered."""
-    paths = document("x")["paths"]
-    assert {path.rpartition("/")[2] for path in paths if path.startswith("/v1/engines/")} == set(VERBS)
-    for verb in VERBS:
-        post = paths[f"/v1/engines/{{name}}/{verb}"]["post"]
-        assert {"200", "400", "401", "404", "409", "415", "503"} <= set(post["responses"])
-    for path in ("/v1/pause", "/v1/resume"):
-        assert paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/Switch")
+def test_only_its_user_can_read_it(tmp_path: Path) -> None:
+    """Mode 0600 in a folder of mode 0700, whatever was there before; a token that is not written whole replaces none."""
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    victim = tmp_path / "victim"
+    victim.write_text("keep", encoding="ascii")
+    token.write_token(1, "first", environ)
+    path = token.token_path(1, environ)
+    assert path is not None
+    path.unlink()
+    path.symlink_to(victim)
+    token.write_token(1, "second", environ)
+    assert (path.read_text(encoding="ascii"), victim.read_text(encoding="ascii")) == ("second\n", "keep")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with pytest.raises(UnicodeEncodeError):
+        token.write_token(1, "half \N{SNOWMAN}", environ)
+    assert path.read_text(encoding="ascii") == "second\n"
+
+
+def test_only_its_own_is_taken_away_and_without_a_folder_there_is_no_place(tmp_path: Path) -> None:
+    """A guard that came later on the same port has left another; with no folder the API is not served, and that is said."""
+    environ = {"HOME": str(tmp_path)}
+    token.write_token(1, "mine", environ)
+    path = token.token_path(1, environ)
+    assert path is not None
+    token.remove_token(1, "another", environ)
+    assert path.exists()
+    token.remove_token(1, "mine", environ)
+    token.remove_token(1, "mine", environ)
+    assert not path.exists()
+    assert token.token_path(1, {}) is None
+    with pytest.raises(OSError, match="neither"):
+        token.write_token(1, "x", {})

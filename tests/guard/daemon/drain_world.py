@@ -19,11 +19,6 @@ from plimsoll.inside import admission as gate
 from plimsoll.unknown import Condition
 
 POLICY = ActPolicy(lease_s=0.3)
-NEVER = 10**9
-
-
-class Killed(BaseException):
-    """The guard is no more."""
 
 
 def load_of(engine: str, usage: float | None) -> EngineLoad:
@@ -38,7 +33,7 @@ class World:
         self.drain, self.is_out, self.epoch, self.holder = gate.Drain(), False, 0, ""
         self.entries: list[Entry] = []
         self.said: list[str] = []
-        self.kill_before = self.kill_after = self.fail_at = NEVER
+        self.fail_at = 0
         self.engines = [EngineStatus(name, {}, load_of(name, 0.1), 0.0) for name in ("a", "b")]
         self.takes_out = done("out")
 
@@ -124,7 +119,7 @@ class Lock:
 
 
 class Book:
-    """The journal: where it is written, the guard may die, or the disk be full."""
+    """The journal, on a disk that may be full."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -135,12 +130,8 @@ class Book:
         number = len(self._world.entries) + 1
         if number == self._world.fail_at:
             raise WorldFailed("the journal cannot be written: No space left on device")
-        if number == self._world.kill_before:
-            raise Killed
         entry = Entry(number, 1_000.0 + number, kind, engine, action, step, fields or {})
         self._world.entries.append(entry)
-        if number == self._world.kill_after:
-            raise Killed
         return entry
 
     def kept(self) -> list[Entry]:

@@ -6,9 +6,6 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from lab.guard.acting import State, World
 from lab.guard.acting_lives import POLICY, MemoryBook
@@ -25,7 +22,7 @@ from plimsoll.guard.daemon.approvals import Approval, Approvals, ApprovalState, 
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.net.server import HttpAnswer
-from tests.cluster_api import TOKEN, ClusterApi, pod
+from tests.cluster_api import ClusterApi, pod
 
 WITH_APPROVAL = ActPolicy(approve=(Grade.RESTART,), approve_within_s=600.0)
 
@@ -60,8 +57,8 @@ class Desk:
 PLAN = ActionPlan("a", Grade.RESTART, "dead", "it is dead", BROKEN, needs_approval=True)
 
 
-def test_asked_once_and_let_through_under_the_same_id() -> None:
-    """Approved, it begins with who approved it in its reason; a later failure is another question."""
+def test_asked_once_let_through_under_the_same_id_and_odd_entries_left_out() -> None:
+    """Approved, it begins with who approved it in its reason; a later failure is another question; what is odd asks nobody."""
     desk = Desk()
     assert [desk.turn(PLAN), desk.turn(PLAN)] == [[], []]
     assert len(desk.said) == 1
@@ -76,6 +73,15 @@ def test_asked_once_and_let_through_under_the_same_id() -> None:
     assert [one.id for one in desk.approvals.pending()] == ["2"]
     plain = PLAN._replace(engine="b", needs_approval=False)
     assert desk.turn(plain) == [""], "what needs no approval goes on"
+    rows: list[tuple[str, dict[str, object]]] = [
+        ("asked", {"until": "x", "grade": "restart"}),
+        ("asked", {"until": 5.0, "grade": "what"}),
+        ("approved", {}),
+        ("x", {}),
+    ]
+    entries = [Entry(n, 1.0, APPROVAL, "a", f"{n}", step, fields) for n, (step, fields) in enumerate(rows)]
+    assert read_approvals(entries) == {}
+    assert Approval("1", "a", Grade.RESTART, "", 0.0, 5.0, ApprovalState.USED).is_pending(1.0) is False
 
 
 def test_denied_expired_or_over() -> None:
@@ -109,19 +115,6 @@ def test_denied_expired_or_over() -> None:
         ("withdrawn", ""),
     ]  # fmt: skip
     assert desk.approvals.decide("77", is_approved=True, who="x")[0] is None
-
-
-def test_odd_entries_are_left_out() -> None:
-    """A journal that somebody wrote into asks nobody."""
-    rows: list[tuple[str, dict[str, object]]] = [
-        ("asked", {"until": "x", "grade": "restart"}),
-        ("asked", {"until": 5.0, "grade": "what"}),
-        ("approved", {}),
-        ("x", {}),
-    ]
-    entries = [Entry(n, 1.0, APPROVAL, "a", f"{n}", step, fields) for n, (step, fields) in enumerate(rows)]
-    assert read_approvals(entries) == {}
-    assert Approval("1", "a", Grade.RESTART, "", 0.0, 5.0, ApprovalState.USED).is_pending(1.0) is False
 
 
 def test_the_conductor_waits_judges_once_more_and_acts() -> None:
@@ -178,52 +171,41 @@ def test_who_asks_has_approved_and_the_only_replica_needs_a_person() -> None:
     assert plan(serving, ASKED, ActPolicy(may_be_last=True)).reason == "OneReplica"  # type: ignore[union-attr]
 
 
-@pytest.fixture
-def account(tmp_path: Path) -> str:
-    (tmp_path / "token").write_text(TOKEN)
-    (tmp_path / "namespace").write_text("guard")
-    return str(tmp_path)
-
-
-def test_identities_are_the_clusters(account: str) -> None:
+async def test_identities_are_the_clusters(account: str) -> None:
     """Who may evict the pod may act on it, who may get pods everywhere may read; answers are believed for a minute."""
     api, now = ClusterApi(), [0.0]
     api.reviews = {"t-alice": {"username": "alice", "groups": ["dev"]}, "t-ops": {"username": "ops", "extra": {"a": ["b"]}}}
     allowed: dict[str, Callable[[dict[str, str]], bool]] = {
         "alice": lambda what: (what["verb"], what["namespace"]) in (("get", "llm"), ("get", "chat"), ("create", "llm")),
-        "ops": lambda what: (what["resource"], what["namespace"], what["name"]) == ("leases", "guard", "watch"),
+        "ops": lambda what: (what["resource"], what["namespace"], what["name"]) == ("leases", "llm", "watch"),
     }
     api.may_user = lambda user, what: allowed[user](what)
     pods = {f"{space}/a": read_pod(pod("a", namespace=space)) for space in ("llm", "chat")}
+    async with api.serving():
 
-    async def act() -> None:
-        async with api.serving():
+        def about(path: str) -> str:
+            return path.removeprefix("/v1/engines/").rpartition("/")[0]
 
-            def about(path: str) -> str:
-                return path.removeprefix("/v1/engines/").rpartition("/")[0]
+        client = ClusterClient(api.url, account)
+        who = ClusterIdentities(client, ("llm", "chat"), about, pods.get, lambda: now[0], "watch")
 
-            client = ClusterClient(api.url, account)
-            who = ClusterIdentities(client, ("llm", "chat"), about, pods.get, lambda: now[0], "watch")
+        async def status(token: str, method: str, path: str) -> str | int:
+            found = await who.identify(token, method, path)
+            return found.status if isinstance(found, HttpAnswer) else found
 
-            async def status(token: str, method: str, path: str) -> str | int:
-                found = await who.identify(token, method, path)
-                return found.status if isinstance(found, HttpAnswer) else found
-
-            assert await status("t-alice", "GET", "/engines") == "alice"
-            assert await status("t-alice", "POST", "/v1/engines/llm/a/restart") == "alice"
-            assert await status("t-alice", "POST", "/v1/engines/chat/a/restart") == 403
-            assert await status("t-alice", "POST", "/v1/pause") == 403
-            assert await status("t-ops", "POST", "/v1/pause") == "ops"
-            assert await status("nobody", "GET", "/engines") == 401
-            assert api.asked[-1] == {"user": "ops", "groups": [], "extra": {"a": ["b"]}}
-            calls = len(api.calls)
-            api.reviews.clear()
-            assert await status("t-alice", "GET", "/engines") == "alice"
-            assert len(api.calls) == calls
-            now[0] = 61.0
-            assert await status("t-alice", "GET", "/engines") == 401
-            api.may = lambda _: False
-            now[0] = 200.0
-            assert await status("t-alice", "GET", "/engines") == 503
-
-    asyncio.run(act())
+        assert await status("t-alice", "GET", "/engines") == "alice"
+        assert await status("t-alice", "POST", "/v1/engines/llm/a/restart") == "alice"
+        assert await status("t-alice", "POST", "/v1/engines/chat/a/restart") == 403
+        assert await status("t-alice", "POST", "/v1/pause") == 403
+        assert await status("t-ops", "POST", "/v1/pause") == "ops"
+        assert await status("nobody", "GET", "/engines") == 401
+        assert api.asked[-1] == {"user": "ops", "groups": [], "extra": {"a": ["b"]}}
+        calls = len(api.calls)
+        api.reviews.clear()
+        assert await status("t-alice", "GET", "/engines") == "alice"
+        assert len(api.calls) == calls
+        now[0] = 61.0
+        assert await status("t-alice", "GET", "/engines") == 401
+        api.may = lambda _: False
+        now[0] = 200.0
+        assert await status("t-alice", "GET", "/engines") == 503

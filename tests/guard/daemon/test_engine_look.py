@@ -1,4 +1,4 @@
-"""Looks at engines over real sockets: at stand-ins with their faults, and at servers that lie about everything."""
+"""Looks at engines and test requests over real sockets: at stand-ins with their faults, and at servers that lie."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,15 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput
 from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.config import TlsConfig, read_guard_config
+from plimsoll.guard.daemon import engine_look as watch
 from plimsoll.guard.daemon.engine_look import (
     ABSENT_AGAIN_S,
     AGAIN_S,
     STILL_S,
     CanaryPlan,
     EngineWatcher,
-    PauseState,
-    ServedModel,
-    read_gate,
-    read_workers,
-    served_model,
-    warm_up,
+    LookLimits,
+    is_garbage,
 )
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import Canary, CoreFigures, Look, Reach
@@ -37,7 +34,7 @@ from plimsoll.guard.judge.policy import read_policy
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.net.client import TRUST
 from tests.certificates import certificate
-from tests.each import in_loop
+from tests.each import each, in_loop
 from tests.fakes import TOKEN
 from tests.guard.acting import acting
 from tests.guard.daemon.looking import CAPTURED, FAST, GATED, INSIDE, at, fault, looks, plain, remembering
@@ -46,37 +43,53 @@ from tests.net.raw_server import RawServer, Talk, Visitor, by_path, free_port, r
 from tests.standin.servers import standin
 
 
-def test_a_captured_page_becomes_a_look() -> None:
-    """Figures, version, settings, start and health of a real server's page."""
+def test_what_was_recorded_becomes_a_look() -> None:
+    """Figures, version, settings, start and health of a real page; the gate's words of an H200; all else is nobody's."""
     answers: dict[str, bytes | str] = {"/metrics": CAPTURED, "/health": "200 OK", "/version": b'{"version":"0.32.0"}'}
     (look,), _ = looks(by_path(answers))
     assert (look.reach, look.why, look.health, look.vllm) == (Reach.ANSWERS, "", 200, "0.32.0")
-    assert look.figures["prompt_tokens"] == 183
-    assert look.config["block_size"] == "128"
+    assert (look.figures["prompt_tokens"], look.config["block_size"]) == (183, "128")
     assert look.started_unix_s == pytest.approx(1794704708.86)
     assert (look.gate, look.workers, look.is_paused, look.canary, look.ranks) == (None, (), None, None, ())
     row = b'vllm:iteration_tokens_total_count{engine="%d"} %d\nvllm:num_requests_running{engine="%d"} %d\n'
     (look,), _ = looks(by_path({"/metrics": b"".join(row % (n, n, n, n) for n in (0, 1, 10))}))
     assert look.ranks == (CoreFigures("0", 0, 0), CoreFigures("1", 1, 1), CoreFigures("10", 10, 10))
 
+    gate = watch.read_gate(json.loads((INSIDE / "state.json").read_text(encoding="utf-8")))
+    assert gate is not None
+    assert (gate.ready, gate.engine_requests, gate.expected_wait_s, gate.last_step_age_s) == (True, 0, 0.0, 19.311)
+    assert gate.survival is None, "recorded before there was such a key"
+    told = watch.read_gate(
+        {"ready": True, "reason": "", "in_flight": 0, "engine_requests": 0, "survive": {"armed": True, "contained": 3}}
+    )
+    assert told is not None
+    assert told.survival is not None
+    assert (told.survival.armed, told.survival.contained, told.survival.storm) == (True, 3, None)
+    (worker,) = watch.read_workers(json.loads((INSIDE / "memory.json").read_text(encoding="utf-8")))
+    assert (worker.allocated, worker.by_others, worker.host_limit) == (67825706496, 9240576, 137438953472)
+    assert (worker.requested, worker.weights, worker.kv_cache) == (75054940160, 16110919680, 51539607552)
+    assert (worker.activation_peak, worker.graphs) == (None, 0)
+    for bad in ({}, {"ready": 1}, {"ready": True, "reason": "x", "in_flight": float("nan"), "engine_requests": 1}):
+        assert watch.read_gate(bad) is None
+    for odd in ({"workers": 5}, {"workers": [5, {}, {"age_s": "x"}, {"age_s": float("inf")}]}):
+        assert watch.read_workers(odd) == ()
+
 
 def test_a_stand_in_with_its_gate() -> None:
     """What the gate knows, the memory of its workers, and whether it is paused, from one look."""
     with standin(GATED, settings=InsideSettings({"PLIMSOLL_TOKEN": TOKEN})) as server:
-        first, second = at(server, lambda url: EngineWatcher(url, TOKEN), 2)
+        first, second = at(server, lambda url: watch.EngineWatcher(url, TOKEN), 2)
         assert first.gate is not None
         assert (first.gate.ready, first.gate.in_flight, first.gate.drain) == (True, 0, "serving")
         (worker,) = first.workers
-        assert worker.rank == "0/0"
-        assert worker.device_total == 24 << 30
+        assert (worker.rank, worker.device_total) == ("0/0", 24 << 30)
         assert worker.allocated is not None
         assert worker.host_resident is not None
         assert (second.is_paused, second.vllm, second.health) == (False, "0.32.0", 200)
         server.ask("POST", "/pause")
-        assert at(server, lambda url: EngineWatcher(url, TOKEN))[0].is_paused is True
+        assert at(server, lambda url: watch.EngineWatcher(url, TOKEN))[0].is_paused is True
         (open_look,) = at(server, plain)
-        assert open_look.gate is None
-        assert open_look.workers[0].allocated == worker.allocated
+        assert (open_look.gate, open_look.workers[0].allocated) == (None, worker.allocated)
 
 
 @pytest.mark.parametrize(
@@ -104,30 +117,26 @@ def test_a_stand_in_that_misbehaves(kind: str, reach: Reach) -> None:
     assert acting(judge) == ()
 
 
-def test_nobody_listens_and_then_somebody_does() -> None:
+async def test_nobody_listens_and_then_somebody_does() -> None:
     """Refused while nothing is there; what was known of the last process is forgotten with it."""
-
-    async def run() -> list[Look]:
-        port, found = free_port(), []
-        watcher = EngineWatcher(f"http://127.0.0.1:{port}/metrics", limits=FAST)
-        found.append(await watcher.look(1.0, 1.0))
-        server = RawServer(by_path({"/metrics": CAPTURED, "/version": b'{"version":"0.32.0"}'}))
-        listening = await asyncio.start_server(server.visited, "127.0.0.1", port)
-        found.append(await watcher.look(6.0, 6.0))
-        await watcher._client.close()
-        listening.close()
-        found.append(await watcher.look(11.0, 11.0))
-        await watcher.close()
-        return found
-
-    first, second, third = asyncio.run(run())
+    port, found = free_port(), []
+    watcher = watch.EngineWatcher(f"http://127.0.0.1:{port}/metrics", limits=FAST)
+    found.append(await watcher.look(1.0, 1.0))
+    server = RawServer(by_path({"/metrics": CAPTURED, "/version": b'{"version":"0.32.0"}'}))
+    listening = await asyncio.start_server(server.visited, "127.0.0.1", port)
+    found.append(await watcher.look(6.0, 6.0))
+    await watcher._client.close()
+    listening.close()
+    found.append(await watcher.look(11.0, 11.0))
+    await watcher.close()
+    (first, second, third) = found
     assert (first.reach, first.why) == (Reach.REFUSED, "cannot be reached (Connection refused)")
     assert (second.reach, second.vllm) == (Reach.ANSWERS, "0.32.0")
     assert (third.reach, third.vllm) == (Reach.REFUSED, None)
 
 
-def test_a_dead_engine_and_a_proxy_without_one() -> None:
-    """503 of /health counts when it is vLLM's: without a body, and beside its page. Anything else is nobody's word."""
+def test_a_dead_engine_and_a_proxy_without_one_and_letters_that_are_none() -> None:
+    """503 of /health counts when it is vLLM's: bare, and beside its page; odd bytes and labels cost only their own lines."""
     (look,), _ = looks(by_path({"/metrics": CAPTURED, "/health": "503 Service Unavailable"}))
     assert (look.reach, look.health) == (Reach.ANSWERS, 503)
     for status in ("500 Oops", "404 Not Found"):  # the supervisor of data parallelism, while it stops
@@ -149,66 +158,53 @@ def test_a_dead_engine_and_a_proxy_without_one() -> None:
     assert (look.reach, look.health) == (Reach.NONSENSE, None)
     assert look.why == "answers /metrics with 503, not with a page"
 
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(b"<html>\n<body>hello</body>\n</html>\n", id="a web page"),
-        pytest.param(b"", id="nothing"),
-        pytest.param(b"\xff\xfe\x00" * 1000 + b"\n", id="no text"),
-        pytest.param(b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % n for n in range(20_000)), id="label bomb"),
-        pytest.param(CAPTURED[:3000] + b"\nvllm:num_req", id="cut, with the length of what is there"),
-    ],
-)
-def test_pages_that_are_none(page: bytes) -> None:
-    """Whatever is not a whole page of metrics is nonsense, with its reason, and shows no figures."""
-    (look,), _ = looks(by_path({"/metrics": page, "/health": "200 OK"}))
-    assert (look.reach, look.health) == (Reach.NONSENSE, 200)
-    assert look.why
-    assert look.figures == {}
-
-
-def test_letters_that_are_none_hide_nothing_else() -> None:
-    """Bytes that are not UTF-8, a label of half a megabyte and two thousand labels cost only the lines they stand on."""
     labels = b",".join(b'a%d="b"' % number for number in range(2_000))
     noise = (
         b'vllm:num_requests_waiting{model_name="\xff\xfe"} 2\nvllm:kv_cache_usage_perc{' + labels + b"} 0.5\n"
         b'vllm:prompt_tokens_total{m="' + b"x" * (1 << 19) + b'"} 5\nvllm:num_requests_running{engine="0"} 3\n'
     )
     (look,), _ = looks(by_path({"/metrics": noise}))
-    assert look.reach is Reach.ANSWERS
-    assert look.figures == {"waiting": 2, "running": 3}
+    assert (look.reach, look.figures) == (Reach.ANSWERS, {"waiting": 2, "running": 3})
 
 
-def test_a_redirect_to_another_host_is_nonsense_and_the_token_stays_here() -> None:
+LABEL_BOMB = b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % n for n in range(20_000))
+
+
+@each("page", [b"<html>\n<body>hello</body>\n</html>\n", b"", b"\xff\xfe\x00" * 1000 + b"\n", LABEL_BOMB,
+               CAPTURED[:3000] + b"\nvllm:num_req"], ids=lambda page: repr(page[:20]))  # fmt: skip
+def test_pages_that_are_none(page: bytes) -> None:
+    """A web page, nothing, no text, labels without end, one that is cut: nonsense, with its reason, without figures."""
+    (look,), _ = looks(by_path({"/metrics": page, "/health": "200 OK"}))
+    assert (look.reach, look.health) == (Reach.NONSENSE, 200)
+    assert look.why
+    assert look.figures == {}
+
+
+async def test_a_redirect_to_another_host_is_nonsense_and_the_token_stays_here() -> None:
     """Neither the page nor the gate leads anywhere else."""
     stolen: list[str] = []
 
     async def thief(visitor: Visitor) -> None:
         stolen.append(await visitor.asked())
 
-    async def run() -> Look:
-        async with raw_server(thief) as elsewhere:
+    async with raw_server(thief) as elsewhere:
 
-            async def talk(visitor: Visitor) -> None:
-                while head := await visitor.asked():
-                    if head.split()[1] == "/metrics" and not is_page:
-                        await visitor.answer(b"", "302 Found", f"Location: {elsewhere.url}/metrics")
-                    elif head.split()[1] == "/metrics":
-                        await visitor.answer(CAPTURED)
-                    else:
-                        await visitor.answer(b"", "307 Temporary Redirect", f"Location: {elsewhere.url}/plimsoll/state")
+        async def talk(visitor: Visitor) -> None:
+            while head := await visitor.asked():
+                if head.split()[1] == "/metrics" and not is_page:
+                    await visitor.answer(b"", "302 Found", f"Location: {elsewhere.url}/metrics")
+                elif head.split()[1] == "/metrics":
+                    await visitor.answer(CAPTURED)
+                else:
+                    await visitor.answer(b"", "307 Temporary Redirect", f"Location: {elsewhere.url}/plimsoll/state")
 
-            async with raw_server(talk) as server:
-                is_page = False
-                watcher = EngineWatcher(server.url, TOKEN, limits=FAST)
-                look = await watcher.look(1, 1)
-                is_page = True
-                assert (await watcher.look(6, 6)).gate is None
-                await watcher.close()
-                return look
-
-    look = asyncio.run(run())
+        async with raw_server(talk) as server:
+            is_page = False
+            watcher = watch.EngineWatcher(server.url, TOKEN, limits=FAST)
+            look = await watcher.look(1, 1)
+            is_page = True
+            assert (await watcher.look(6, 6)).gate is None
+            await watcher.close()
     assert look.reach is Reach.NONSENSE
     assert "redirects to another host" in look.why
     assert stolen == []
@@ -253,18 +249,14 @@ def gate_server(kind: str, heads: list[str]) -> Talk:
     [("gate", True, ""), ("strict", True, "the gate rejects this token"), ("none", False, "no gate at this address"),
      ("another", False, "the gate rejects this token"), ("open", False, "/plimsoll/state answers 200")],
 )  # fmt: skip
-def test_the_token_is_shown_only_to_what_asks_for_it_as_the_gate_does(kind: str, is_shown: bool, note: str) -> None:
+async def test_the_token_is_shown_only_to_what_asks_for_it_as_the_gate_does(kind: str, is_shown: bool, note: str) -> None:
     """A server without a gate never sees it; a gate that does not take it is named, and the rest of the look is there."""
     heads: list[str] = []
-
-    async def run() -> tuple[Look, str]:
-        async with raw_server(gate_server(kind, heads)) as server:
-            watcher = EngineWatcher(server.url, TOKEN, limits=FAST)
-            found = [await watcher.look(1 + 5 * number, 1) for number in range(2)]
-            await watcher.close()
-            return found[-1], watcher.gate_note
-
-    look, said = asyncio.run(run())
+    async with raw_server(gate_server(kind, heads)) as server:
+        watcher = watch.EngineWatcher(server.url, TOKEN, limits=FAST)
+        found = [await watcher.look(1 + 5 * number, 1) for number in range(2)]
+        await watcher.close()
+        (look, said) = found[-1], watcher.gate_note
     assert look.reach is Reach.ANSWERS
     assert (look.gate is not None) == (kind == "gate")
     assert said.startswith(note)
@@ -308,28 +300,6 @@ def test_a_lost_answer_about_a_pause_is_said() -> None:
     assert [look.is_rest_unknown for look in found] == [False, False]
 
 
-def test_recorded_words_of_the_gate() -> None:
-    """/plimsoll/state and /plimsoll/memory as an H200 answered them; anything else is nobody's word."""
-    gate = read_gate(json.loads((INSIDE / "state.json").read_text(encoding="utf-8")))
-    assert gate is not None
-    assert (gate.ready, gate.engine_requests, gate.expected_wait_s, gate.last_step_age_s) == (True, 0, 0.0, 19.311)
-    assert gate.survival is None, "recorded before there was such a key"
-    told = read_gate(
-        {"ready": True, "reason": "", "in_flight": 0, "engine_requests": 0, "survive": {"armed": True, "contained": 3}}
-    )
-    assert told is not None
-    assert told.survival is not None
-    assert (told.survival.armed, told.survival.contained, told.survival.storm) == (True, 3, None)
-    (worker,) = read_workers(json.loads((INSIDE / "memory.json").read_text(encoding="utf-8")))
-    assert (worker.allocated, worker.by_others, worker.host_limit) == (67825706496, 9240576, 137438953472)
-    assert (worker.requested, worker.weights, worker.kv_cache) == (75054940160, 16110919680, 51539607552)
-    assert (worker.activation_peak, worker.graphs) == (None, 0)
-    for bad in ({}, {"ready": 1}, {"ready": True, "reason": "x", "in_flight": float("nan"), "engine_requests": 1}):
-        assert read_gate(bad) is None
-    for odd in ({"workers": 5}, {"workers": [5, {}, {"age_s": "x"}, {"age_s": float("inf")}]}):
-        assert read_workers(odd) == ()
-
-
 @given(
     st.lists(
         st.one_of(
@@ -347,7 +317,7 @@ def test_a_look_never_raises(pieces: list[bytes]) -> None:
         if await visitor.asked():
             await visitor.say(*pieces)
 
-    found, _ = looks(talk, 2, token=TOKEN, canary=CanaryPlan(every_s=5))
+    found, _ = looks(talk, 2, token=TOKEN, canary=watch.CanaryPlan(every_s=5))
     judge = Judge("e", read_policy({}))
     for look in found:
         judge.see(look)
@@ -358,23 +328,12 @@ def page(steps: float = 7, running: float = 0, waiting: float = 0) -> dict[str, 
     return {"steps": steps, "running": running, "waiting": waiting}
 
 
-def met(*, is_paused: bool = False) -> PauseState:
+def met() -> watch.PauseState:
     """One that was asked at second 0, while it had nothing to do."""
-    pause = PauseState()
+    pause = watch.PauseState()
     assert pause.is_due(page(), None, 0.0)
-    pause.answered(0.0, is_paused=is_paused)
+    pause.answered(0.0, is_paused=False)
     return pause
-
-
-def test_an_engine_that_works_or_has_nothing_to_do_is_never_asked_again() -> None:
-    """For a day, every five seconds: what it was told holds while it is idle, and its steps say that it is not paused."""
-    for is_paused in (False, True):
-        idle = met(is_paused=is_paused)
-        assert not any(idle.is_due(page(), None, 5.0 * number) for number in range(1, 17_280))
-        assert idle.state() == (is_paused, False)
-        busy = met(is_paused=is_paused)
-        assert not any(busy.is_due(page(number + 7.0, 3), None, 5.0 * number) for number in range(1, 17_280))
-        assert busy.state() == (False, False)
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["was idle", "was busy"])
@@ -411,12 +370,12 @@ def test_what_a_pause_is_taken_for() -> None:
     assert pause.state() == (None, True)
     pause.answered(80.0, is_paused=True)
     assert pause.state() == (True, False)
-    pause = PauseState()
+    pause = watch.PauseState()
     assert pause.is_due(page(), None, 0.0)
     pause.lost(0.0)
     assert pause.state() == (None, True)
     assert [pause.is_due(page(), None, at) for at in (AGAIN_S - 1, AGAIN_S)] == [False, True], "a core may be stuck in it"
-    pause = PauseState()
+    pause = watch.PauseState()
     pause.absent(0.0)
     assert pause.state() == (None, False), "a server that does not know the question does not rest"
     assert [pause.is_due(page(7, 1), None, at) for at in (ABSENT_AGAIN_S - 1, ABSENT_AGAIN_S)] == [False, True]
@@ -432,7 +391,7 @@ LOOKS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.sampled_from(["y
 @given(looks=LOOKS, every_s=st.sampled_from([0.5, 1.0, 5.0, 30.0]))
 def test_no_question_within_a_crash_of_the_last_sign_of_life(looks: list[tuple[bool, int, str]], every_s: float) -> None:
     """Whatever it shows and answers: once it has answered, the next question comes when work has stood still for STILL_S."""
-    pause, has_answered, still_since, steps = PauseState(), False, 0.0, 0
+    pause, has_answered, still_since, steps = watch.PauseState(), False, 0.0, 0
     for number, (moves, work, says) in enumerate(looks):
         now_s = every_s * number
         steps += moves
@@ -462,7 +421,7 @@ def warmed(answer: bytes | str, models: bytes | str = MODELS) -> Outcome:
 
     async def scene() -> Outcome:
         async with raw_server(by_path({"/v1/models": models, "/v1/completions": answer})) as server:
-            return await warm_up(f"http://127.0.0.1:{server.port}", deadline_s=5)
+            return await watch.warm_up(f"http://127.0.0.1:{server.port}", deadline_s=5)
 
     return asyncio.run(scene())
 
@@ -481,17 +440,15 @@ def test_a_first_request_that_the_engine_breaks_over_is_a_failure(answer: bytes 
 
 @pytest.mark.parametrize(
     ("models", "found"),
-    [(MODELS, ServedModel("one", 4096.0)), (b'{"data": [{"id": "x", "max_model_len": true}]}', ServedModel("x", None)),
-     (b'{"data": []}', None), (b"[" * 100_000, None), (b'{"data": [{"id": 7}]}', None), ("500 Oops", None)],
+    [(MODELS, watch.ServedModel("one", 4096.0)), (b'{"data": []}', None),
+     (b'{"data": [{"id": "x", "max_model_len": true}]}', watch.ServedModel("x", None)),
+     (b"[" * 100_000, None), (b'{"data": [{"id": 7}]}', None), ("500 Oops", None)],
 )  # fmt: skip
-def test_the_first_model_of_the_list_is_told(models: bytes | str, found: ServedModel | None) -> None:
+async def test_the_first_model_of_the_list_is_told(models: bytes | str, found: watch.ServedModel | None) -> None:
     """With its context where it is a number; whatever else a server says is not known."""
-
-    async def scene() -> ServedModel | None:
-        async with raw_server(by_path({"/v1/models": models})) as server:
-            return await served_model(f"http://127.0.0.1:{server.port}")
-
-    assert asyncio.run(scene()) == found
+    async with raw_server(by_path({"/v1/models": models})) as server:
+        result = await watch.served_model(f"http://127.0.0.1:{server.port}")
+    assert result == found
 
 
 @in_loop
@@ -509,7 +466,7 @@ async def test_an_engine_over_tls(tmp_path: Path) -> None:
     for tls, reach in ((given, Reach.ANSWERS), (None, Reach.SILENT), (TlsConfig(ca_file), Reach.SILENT),
                        (TlsConfig(other, any_name=True), Reach.SILENT)):  # fmt: skip
         before, heard = TRUST.set(None if tls is None else tls.trust), len(answers.got)
-        watcher = EngineWatcher(url, None, None, limits=FAST)
+        watcher = watch.EngineWatcher(url, None, None, limits=FAST)
         TRUST.reset(before)
         look = await watcher.look(100.0, 1e9)
         await watcher.close()
@@ -521,3 +478,185 @@ async def test_an_engine_over_tls(tmp_path: Path) -> None:
         (tmp_path / "guard.toml").write_text(f"[tls]\n{text}\n", encoding="utf-8")
         with pytest.raises(BadInput, match=f"line 2: .*{why}"):
             read_guard_config(str(tmp_path / "guard.toml"))
+
+
+def canary_server(answer: Callable[[Visitor], Awaitable[None]], asks: list[float]) -> Talk:
+    """A server with the captured page, and what it does with a completion."""
+
+    async def talk(visitor: Visitor) -> None:
+        while head := await visitor.asked():
+            if head.startswith("POST"):
+                asks.append(time.monotonic())
+                await answer(visitor)
+            else:
+                await visitor.answer(CAPTURED if "/metrics" in head else b"", "200 OK" if "/metrics" in head else "404 No")
+
+    return talk
+
+
+def test_a_canary_that_is_answered_and_how_often_it_flies() -> None:
+    """One token now and then, by the name on the page, with the engine's seconds; never more often than its plan says."""
+    asks: list[float] = []
+
+    async def answer(visitor: Visitor) -> None:
+        await asyncio.sleep(0.2)
+        await visitor.answer(TEXT)
+
+    found, _ = looks(canary_server(answer, asks), 14, canary=CanaryPlan(every_s=30))
+    assert len(asks) == 3
+    last = found[-1].canary
+    assert last is not None
+    assert (last.is_answered, last.is_garbage, last.at_s) == (True, False, 160.0)
+    assert last.seconds is not None
+    assert 0.19 < last.seconds < 20
+
+
+def test_garbage_is_told_from_text_and_without_a_name_nothing_is_sent() -> None:
+    """No text, half a letter, letters that nobody prints; one that ends the answer is well; an unnamed model is said."""
+    for text in ("", "\ufffd", "\ufffd\ufffd", "\x00\x01", "<unk>", " <unk>"):
+        assert is_garbage(json.dumps({"choices": [{"text": text, "finish_reason": "length"}]}).encode()) is True
+    for text in (" 6", "!", "\n\t", " ", "6\ufffd", "\u4f60", "\U0001f600", "<|channel|>"):
+        assert is_garbage(json.dumps({"choices": [{"text": text, "finish_reason": "length"}]}).encode()) is False
+    assert is_garbage(b'{"choices": [{"text": "", "finish_reason": "stop"}]}') is False
+    paths: list[str] = []
+    talk = remembering({"/metrics": b"vllm:num_requests_running 1\n"}, paths)
+    (_, look), _ = looks(talk, 2, canary=CanaryPlan(every_s=5))
+    assert look.canary is not None
+    assert (look.canary.is_answered, look.canary.why) == (None, "unknown which model it serves")
+    assert "/v1/completions" not in paths
+
+
+def http(status: str, body: bytes = b"") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+NO_COMPLETIONS = (
+    b"<html>",
+    b"[]",
+    b"{}",
+    b'{"choices": []}',
+    b'{"choices": "x"}',
+    b'{"choices": [{"text": 5}]}',
+    b"[" * 100_000,
+)
+NO_MODEL = b'{"error": {"message": "The model `x` does not exist."}}'
+
+
+@each(
+    ("raw", "is_answered", "why"),
+    [
+        (None, False, ""),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", None, "the answer began and did not finish within 1 s"),
+        (b"", None, "it "),
+        (http("503 Busy"), None, "the engine answers /v1/completions with 503"),
+        (http("500 Oops"), None, "the engine answers /v1/completions with 500"),
+        (http("401 Unauthorized", b'{"error": "Unauthorized"}'), None, "the engine requires an API key"),
+        (http("404 Not Found", b'{"detail": "Not Found"}'), None, "the engine does not serve /v1/completions"),
+        (http("404 Not Found", NO_MODEL), None, "the engine does not serve a model named"),
+        (http("429 Too Many Requests"), None, "the engine is too busy for it (429)"),
+        *((http("200 OK", body), None, "it answers /v1/completions with something that is not") for body in NO_COMPLETIONS),
+    ],
+)
+def test_only_silence_after_asking_fails_a_canary(raw: bytes | None, is_answered: bool | None, why: str) -> None:
+    """An engine that refused, hung up, began to answer or sent no completion has not failed; whoever wonders is told why."""
+    asks: list[float] = []
+
+    async def answer(visitor: Visitor) -> None:
+        await visitor.say(raw or b"")
+        if raw is None or raw.endswith(b"{"):
+            await asyncio.sleep(5)
+        visitor.writer.close()
+
+    plan = CanaryPlan(every_s=30, deadline_s=1.0)  # long enough to be asked on a busy machine
+    last = looks(canary_server(answer, asks), 3, canary=plan)[0][-1].canary
+    assert len(asks) == 1
+    assert last is not None
+    assert (last.is_answered, last.is_garbage) == (is_answered, False)
+    assert last.why.startswith(why)
+
+
+@pytest.mark.parametrize(("kind", "is_answered"), [("open", True), ("wants it", True), ("wants another", None)])
+def test_the_key_is_shown_only_to_what_asks_for_one(kind: str, is_answered: bool | None) -> None:
+    """A server that takes the request without a key never sees it."""
+    posts: list[str] = []
+
+    async def talk(visitor: Visitor) -> None:
+        while head := await visitor.asked():
+            if head.startswith("POST"):
+                posts.append(head)
+                is_taken = kind == "open" or (kind == "wants it" and "Bearer s3cret" in head)
+                await visitor.answer(TEXT if is_taken else b"", "200 OK" if is_taken else "401 Unauthorized")
+            else:
+                await visitor.answer(CAPTURED if "/metrics" in head else b"", "200 OK" if "/metrics" in head else "404 No")
+
+    plan = CanaryPlan(every_s=5, api_key="s3cret")
+    last = looks(talk, 3, canary=plan)[0][-1].canary
+    assert last is not None
+    assert last.is_answered is is_answered
+    assert last.why == ("" if is_answered else "the engine rejects this API key")
+    shown = ["s3cret" in head for head in posts]
+    assert shown == {"open": [False] * 3, "wants it": [False, True, True, True], "wants another": [False, True]}[kind]
+
+
+async def looks_at(mutes: list[list[str]], pause_s: float, is_paused: bool | None = None) -> tuple[list[Look], int]:
+    """A look for each of these lists of paths that get no answer, and how many test requests came in all."""
+    posts, mute = list[str](), list[str]()
+
+    async def talk(visitor: Visitor) -> None:
+        while head := await visitor.asked():
+            path = head.split()[1]
+            posts.extend([head] if head.startswith("POST") else [])
+            if path in mute:
+                await asyncio.sleep(10)
+            if path == "/is_paused" and is_paused is None:
+                await visitor.answer(b"", "404 No")
+            else:
+                said = {"/metrics": CAPTURED, "/is_paused": json.dumps({"is_paused": is_paused}).encode()}.get(path, TEXT)
+                await visitor.answer(said)
+
+    async with raw_server(talk) as server:
+        quick = LookLimits(look_s=2.0, page_s=1.0, small_s=0.7)
+        watcher = EngineWatcher(server.url, None, CanaryPlan(every_s=5, deadline_s=1.0), limits=quick)
+        found = []
+        for number, silent in enumerate(mutes):
+            mute[:] = silent
+            found.append(await watcher.look(5.0 * number, 1e9 + 5 * number))
+            await asyncio.sleep(pause_s)
+        await watcher.close()
+    return found, len(posts)
+
+
+async def test_a_server_that_takes_connections_and_says_nothing_gets_its_test_request() -> None:
+    """Silence of the page alone is no proof; the test request that nobody answers is."""
+    everything = ["/metrics", "/health", "/version", "/is_paused", "/v1/completions", "/v1/models"]
+    found, posts = await looks_at([[], everything, everything], 1.5)
+    assert (found[-1].reach, posts) == (Reach.SILENT, 3)
+    assert found[-1].canary is not None
+    assert (found[-1].canary.is_answered, found[-1].canary.at_s) == (False, 5.0)
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+async def test_what_was_last_said_of_a_pause_holds_while_no_answer_comes(is_paused: bool) -> None:
+    """Where the question or the whole page is lost: none is sent to one that was paused; a stuck one does get its own."""
+    found, posts = await looks_at([[], ["/is_paused"], *[["/is_paused", "/metrics"]] * 2], 0.5, is_paused)
+    assert [look.reach for look in found] == [Reach.ANSWERS, Reach.ANSWERS, Reach.SILENT, Reach.SILENT]
+    assert [look.is_rest_unknown for look in found] == [False] * 4
+    assert posts == (0 if is_paused else 4)
+
+
+def test_a_stand_in_s_canary_and_its_wedge() -> None:
+    """Answered while it steps, failed when it is stuck; it does not count as work; none is sent to one that rests."""
+    plan = CanaryPlan(every_s=5, deadline_s=0.6)
+    with standin(GATED, settings=InsideSettings({"PLIMSOLL_TOKEN": TOKEN})) as server:
+        server.ask("POST", "/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 1})  # the first one loads code
+        *_, last = at(server, lambda url: EngineWatcher(url, TOKEN, plan), 2, 0.5)
+        assert last.canary is not None
+        assert (last.canary.is_answered, last.canary.is_garbage) == (True, False)
+        fault(server, "wedge")
+        found = at(server, lambda url: EngineWatcher(url, TOKEN, plan), 6, 0.2)
+        assert found[-1].canary is not None
+        assert found[-1].canary.is_answered is False
+        assert all(look.gate is not None and look.gate.engine_requests - look.gate.ours <= 0 for look in found)
+        server.ask("DELETE", "/standin/faults", Authorization=f"Bearer {TOKEN}")
+        server.ask("POST", "/pause")
+        assert at(server, lambda url: EngineWatcher(url, TOKEN, plan), 3, 0.1)[-1].canary is None

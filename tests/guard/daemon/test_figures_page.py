@@ -20,7 +20,7 @@ from plimsoll.guard.judge.look import CoreFigures
 from plimsoll.standin import stand_in
 from plimsoll.vllm.metrics_page import parse_page
 from plimsoll.vllm.versions import Engine, engine_named
-from tests.each import each
+from tests.each import cases, each
 
 OPEN_METRICS: Any = open_parser.text_string_to_metric_families  # it has no types
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -28,15 +28,7 @@ CAPTURED = (CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt").read_bytes()
 INSIDE = (CAPTURES / "vllm-0.25.1-h200-inside" / "metrics.txt").read_bytes()
 COUNTERS = ("vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
             "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:iteration_tokens_total_count")  # fmt: skip
-FIGURE = {
-    "vllm:external_prefix_cache_queries_total": "external_prefix_queries",
-    "vllm:num_requests_running": "running", "vllm:num_requests_waiting": "waiting", "vllm:num_preemptions_total": "preemptions",
-    "vllm:prompt_tokens_total": "prompt_tokens", "vllm:generation_tokens_total": "generation_tokens",
-    "vllm:request_success_total": "success", "vllm:prefix_cache_queries_total": "prefix_queries",
-    "vllm:prefix_cache_hits_total": "prefix_hits", "vllm:iteration_tokens_total_count": "steps",
-    "vllm:time_to_first_token_seconds_sum": "ttft_sum", "vllm:time_to_first_token_seconds_count": "ttft_count",
-    "vllm:inter_token_latency_seconds_sum": "inter_token_sum", "vllm:inter_token_latency_seconds_count": "inter_token_count",
-}  # fmt: skip
+FIGURE: dict[str, str] = dict(cases("guard", "figures by their metric"))
 Samples = list[tuple[str, dict[str, str], float]]
 
 
@@ -113,16 +105,16 @@ LABELS = st.fixed_dictionaries(
 
 
 @st.composite
-def sample_lines(draw: st.DrawFn, *, is_open: bool = False) -> str:
+def sample_lines(draw: st.DrawFn) -> str:
     """One line of a page, as a server may write it."""
-    blank = st.just("") if is_open else st.sampled_from(["", "", "", " ", "\t", "  "])
-    gap = st.just(" ") if is_open else st.sampled_from([" ", " ", " ", "  ", "   ", "\t"])
+    blank = st.sampled_from(["", "", "", " ", "\t", "  "])
+    gap = st.sampled_from([" ", " ", " ", "  ", "   ", "\t"])
     labels = draw(LABELS)
     inside = ",".join(f'{draw(blank)}{name}{draw(blank)}="{text}"{draw(blank)}' for name, text in labels.items())
-    if inside and not is_open and draw(st.booleans()):
+    if inside and draw(st.booleans()):
         inside += ","
-    braces = f"{{{inside}}}" if labels or (not is_open and draw(st.booleans())) else ""
-    stamp = "" if is_open else draw(st.sampled_from(["", "", "", " 1794704900000"]))
+    braces = f"{{{inside}}}" if draw(st.booleans()) or labels else ""
+    stamp = draw(st.sampled_from(["", "", "", " 1794704900000"]))
     return f"{draw(blank)}{draw(NAMES)}{braces}{draw(gap)}{draw(VALUES)}{stamp}{draw(blank)}"
 
 
@@ -185,11 +177,13 @@ def test_every_captured_page(path: Path) -> None:
     assert read_figures(page).figures == expected(by_ours(page))
 
 
-def test_the_captured_page() -> None:
-    """A real page of 58 KB beside its figures."""
+def test_a_real_page_and_one_that_is_cut() -> None:
+    """Of 58 KB beside its figures; cut anywhere but at the end of a line, it is known to be cut."""
     found = read_figures(CAPTURED)
     assert (found.figures["steps"], found.model, found.config["num_gpu_blocks"]) == (24, "tiny", "4096")
     assert found.started_unix_s == pytest.approx(1.79470470886e9)
+    for at in range(2000, 3000, 7):
+        assert read_figures(CAPTURED[:at]).is_cut == (CAPTURED[at - 1 : at] != b"\n")
 
 
 @pytest.mark.parametrize("release", ["0.11.0", "0.14.0", "0.19.0", "0.25.1", "0.32.0"])
@@ -227,22 +221,18 @@ def test_ranks_add_up_and_each_says_what_it_has_done() -> None:
     assert read_figures(CAPTURED.replace(awake, awake[:-3] + b"0.0")).figures["asleep"] == 1, "when one rank is"
 
 
-def test_workers_are_bounded() -> None:
-    """A page that names workers without end shows as many as a server can have, and none of a name without end."""
+def test_the_probe_s_figures_of_every_worker_are_bounded() -> None:
+    """What plimsoll's gate adds, by worker: as many as a server can have, and none of a name without end."""
+    (worker,) = read_figures(INSIDE).workers
+    assert (worker.rank, worker.allocated, worker.retries, worker.device_total) == ("0/0", 67825706496, 0, 150754820096)
+    assert worker.age_s == pytest.approx(0.278, abs=0.01)
+    assert worker.host_limit is None
     line = b'plimsoll_torch_allocated_bytes{engine="0",worker="%s"} 1\n'
     many = b"".join(line % str(number).encode() for number in range(3_000))
     found = read_figures(many).workers
     assert len(found) == engine_figures.WORKERS_MAX
     assert (found[0].rank, found[-1].rank) == ("0/0", "0/1023")
     assert read_figures(line % (b"x" * 100)).workers == ()
-
-
-def test_the_probe_s_figures_of_every_worker() -> None:
-    """What plimsoll's gate adds to the page, by worker."""
-    (worker,) = read_figures(INSIDE).workers
-    assert (worker.rank, worker.allocated, worker.retries, worker.device_total) == ("0/0", 67825706496, 0, 150754820096)
-    assert worker.age_s == pytest.approx(0.278, abs=0.01)
-    assert worker.host_limit is None
 
 
 def test_names_of_older_releases() -> None:
@@ -253,21 +243,6 @@ def test_names_of_older_releases() -> None:
     )
     assert read_figures(page).figures == {"kv_cache_usage": 0.5, "prefix_queries": 10}
     assert read_figures(page, engine_named("0.8.5")).figures == {"kv_cache_usage": 0.5, "prefix_queries": 160}
-
-
-def test_a_page_that_is_cut_says_so() -> None:
-    """Cut anywhere but at the end of a line, it is known to be cut."""
-    for at in range(2000, 3000, 7):
-        assert read_figures(CAPTURED[:at]).is_cut == (CAPTURED[at - 1 : at] != b"\n")
-
-
-def test_another_kind_of_page() -> None:
-    """A web page is no page of metrics; another program's page is one without figures."""
-    with pytest.raises(BadInput):
-        read_figures(b"<!doctype html>\n<html><body>It works!</body></html>\n")
-    with pytest.raises(BadInput):
-        read_figures(b"")
-    assert read_figures(b"node_load1 0.5\n").figures == {}
 
 
 def test_bombs_are_bounded() -> None:

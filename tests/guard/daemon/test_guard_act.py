@@ -1,9 +1,10 @@
-"""The conductor: what it begins, what it refuses, and what it does when its own means fail in the middle."""
+"""The conductor: what it begins and refuses, what it does when its own means fail, and when it dies at any point."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from lab.guard.acting_lives import CASES, POLICY, Case, MemoryBook, live, to_the
 from lab.guard.acting_parts import ENGINE, FakeLock, FakeSight, parts_of
 from lab.guard.acting_play import SERVING, ends, killed_at, play, says, until, view_of
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.guard.act.decide import ActionPlan, BlockedAction, FleetView
-from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, Entry
+from plimsoll.guard.act.decide import ActionPlan, FleetView
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OUTCOME, RESTART, Entry
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.steps import End
 from plimsoll.guard.daemon.conductor import ActionPorts, Conductor
 from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.judge.tracker import Grade
-from tests.each import each
+from tests.each import SOAK, each, times
+from tests.guard.acting import reason
 
 # The journal
 
@@ -55,9 +57,7 @@ def test_a_journal_that_fails_in_the_middle_leaves_no_engine_out_of_service(kind
         await until(lambda: bool(conductor.stopped_acting))
         answer = conductor.ask(Grade.RESTART, ENGINE)
         await conductor.turn()
-        found = answer.result()
-        assert isinstance(found, BlockedAction)
-        assert found.reason == "StoppedActing"
+        assert reason(answer.result()) == "StoppedActing"
 
     conductor = play(world, book, script, view=lambda _: view_of("none"))
     assert conductor.stopped_acting
@@ -131,18 +131,6 @@ def test_a_take_over_that_could_not_be_written_gives_the_lock_back() -> None:
     assert [one for one in unsafe(world, book) if "release was done in no step" not in one] == []
 
 
-def test_a_journal_that_fails_at_once_lets_nothing_be_begun() -> None:
-    """No deed without its entry."""
-    world, book = World(), Full(OPENED, "")
-
-    async def script(conductor: Conductor) -> None:
-        await conductor.turn()
-
-    conductor = play(world, book, script, view=lambda _: view_of("dead"))
-    assert conductor.stopped_acting
-    assert not [one for one in world.points if "stop" in one or "acquire" in one]
-
-
 def test_after_damage_nothing_is_begun_until_somebody_resumes(tmp_path: Path) -> None:
     """What is not known to have been done is not done again; and the pause outlives that guard."""
     path = tmp_path / "journal"
@@ -175,18 +163,14 @@ def test_switches_and_names_with_a_password_survive_a_restart_of_guard(tmp_path:
     """The journal hides the password; what is read back is still of that engine, and an open action is found again."""
     name = "http://user:secret@host:8000"
     world = World()
-
-    async def nothing(_: Conductor) -> None:
-        pass
-
     with Journal(tmp_path / "journal") as journal:
-        conductor = play(world, journal, nothing, engine=name)
+        conductor = play(world, journal, lambda _: asyncio.sleep(0), engine=name)
         conductor.switch(PAUSE, name, is_on=True, who="me")
         conductor.switch(f"{RUNGS}compact", "", is_on=True)
         journal.append(RESTART, engine=name, fields={"own": False})
     assert b"secret" not in (tmp_path / "journal").read_bytes()
     with Journal(tmp_path / "journal") as journal:
-        conductor = play(world, journal, nothing, engine=name)
+        conductor = play(world, journal, lambda _: asyncio.sleep(0), engine=name)
         assert conductor.switches.paused == {name}
         assert conductor.switches.rungs_off == {Grade.COMPACT}
         assert [(one.engine, one.is_own) for one in conductor.restarts] == [(name, False)]
@@ -227,49 +211,26 @@ def test_what_a_person_asks_for_is_done_or_refused_with_a_reason() -> None:
 
     async def script(conductor: Conductor) -> None:
         answer = conductor.ask(Grade.RESTART, ENGINE)
-        second = conductor.ask(Grade.RESTART, ENGINE).result()
-        assert isinstance(second, BlockedAction)
-        assert "another request is being decided" in second.message
+        assert "another request is being decided" in str(conductor.ask(Grade.RESTART, ENGINE).result())
         work = asyncio.create_task(conductor.turn())
         assert isinstance(await answer, ActionPlan)
         await until(lambda: world.intent == "idle")
         third = conductor.ask(Grade.SHED, ENGINE).result()
-        assert isinstance(third, BlockedAction)
-        assert (third.reason, third.message) == ("Busy", f"guard is working on {ENGINE}")
+        assert (reason(third), f"guard is working on {ENGINE}" in str(third)) == ("Busy", True)
         await work
         during = conductor.ask(Grade.RESTART, ENGINE)  # it is in probation now
         await conductor.turn()
-        found = during.result()
-        assert isinstance(found, BlockedAction)
-        assert "probation" in found.message
+        assert "probation" in str(during.result())
         await to_the_end(conductor, world, book)
         unknown = conductor.ask(Grade.RESTART, "nobody")
         await conductor.turn()
-        nobody = unknown.result()
-        assert isinstance(nobody, BlockedAction)
-        assert nobody.reason == "NotWatched"
+        assert reason(unknown.result()) == "NotWatched"
         gone = conductor.ask(Grade.SHED, ENGINE)
         gone.cancel()
         await conductor.turn()
 
     play(world, book, script, view=lambda _: view_of("none"))
     assert (world.state.stops, ends(world)) == (1, ["done"])
-    assert unsafe(world, book) == []
-
-
-def test_a_guard_that_is_ended_in_a_drain_takes_it_back() -> None:
-    """Nobody may come after it for days: what can be taken back in a moment is."""
-    world, book = World(faults={"idle": Fault("fails")}), MemoryBook()
-
-    async def script(conductor: Conductor) -> None:
-        work = asyncio.create_task(conductor.carry_out(SERVING.plan))
-        await until(lambda: world.intent == "idle")
-        work.cancel()
-        await asyncio.wait([work])
-        assert work.cancelled()
-
-    play(world, book, script)
-    assert (world.state.stops, ends(world)) == (0, ["undone"])
     assert unsafe(world, book) == []
 
 
@@ -303,3 +264,112 @@ def test_an_engine_that_is_not_watched_any_more_is_held_and_told() -> None:
     play(world, book, script, engine="other")
     assert ends(world)[-1] == End.HELD
     assert "no longer watched" in says(world)
+
+
+DEEDS = {
+    Grade.RESTART: (
+        "acquire", "evidence", "take_out", "drain", "undrain", "put_back", "stop", "wait_back", "start", "warm", "release",
+    ),
+    Grade.SHED: ("acquire", "shed", "unshed", "release"),
+    Grade.COMPACT: ("acquire", "compact", "release"),
+}  # fmt: skip
+TROUBLES = {Grade.RESTART: ("idle", "ready", "check"), Grade.SHED: (), Grade.COMPACT: ("verify",)}
+HOWS = (Fault("fails"), Fault("unsure"), Fault("lost", 1))
+THINNED = times(5, 1)  # of what goes wrong in two ways at once every fifth place: all of them together are too many
+GAPS_S = (0.0, 200.0)  # a leases' length later: what was drained serves again, and work may have come
+
+
+def world_of(case: Case, deed: str = "", fault: Fault | None = None, *, ttl_s: float = 0.0) -> World:
+    """The world before anything is done."""
+    return World(State(case.mode, case.balancer), {deed: fault} if fault is not None else {}, ttl_s=ttl_s)
+
+
+def whole_life(case: Case, deed: str = "", fault: Fault | None = None) -> list[str]:
+    """Every point of a guard that does not die; the end is safe."""
+    world, book = world_of(case, deed, fault), MemoryBook()
+    assert live(world, book, case.plan)
+    points = world.points
+    assert unsafe(world, book) == []
+    return points
+
+
+def check(world: World, book: MemoryBook, *where: object) -> None:
+    found = unsafe(world, book)
+    assert found == [], (where, world.state.told[-4:], [(one.kind, one.step) for one in book.entries][-8:])
+
+
+@pytest.mark.once
+@each("case", CASES)
+@each(("gap_s", "ttl_s"), product(GAPS_S, (0.0, 25.0)) if SOAK else zip(GAPS_S, (25.0, 0.0), strict=True))
+def test_a_guard_may_die_before_and_after_each_entry_and_each_deed(case: Case, gap_s: float, ttl_s: float) -> None:
+    """Whatever it was about, nothing is harmed, nothing stays drained, and what was stopped runs again or somebody knows."""
+    for place, name in enumerate(whole_life(case), 1):
+        world, book = world_of(case, ttl_s=ttl_s), MemoryBook()
+        assert not live(world, book, case.plan, place)
+        world.state.now += gap_s
+        assert live(world, book, None)
+        check(world, book, name)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_guard_that_takes_over_may_die_too(case: Case) -> None:
+    """The second one dies as well, at its first point, its second and so on; the third reaches a safe end."""
+    for place, name in enumerate(whole_life(case), 1):
+        later = 0
+        while True:
+            later += 1
+            if (place + later) % (3 * THINNED):
+                continue
+            world, book = world_of(case), MemoryBook()
+            live(world, book, case.plan, place)
+            is_over = live(world, book, None, later)
+            live(world, book, None)
+            check(world, book, name, later)
+            if is_over:
+                break
+
+
+@pytest.mark.once
+@each("case", [one for one in CASES if one.balancer == "told"])
+@each("how", HOWS, ids=lambda fault: fault.how)
+def test_a_guard_may_die_anywhere_while_a_deed_goes_wrong(case: Case, how: Fault) -> None:
+    """Each deed in turn fails, or nobody knows what became of it; the guard dies at each point of that."""
+    for number, deed in enumerate(DEEDS[case.grade]):
+        for place, name in enumerate(whole_life(case, deed, how), 1):
+            if (place + number) % THINNED:
+                continue
+            world, book = world_of(case, deed, how), MemoryBook()
+            live(world, book, case.plan, place)
+            live(world, book, None)
+            check(world, book, deed, name)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_guard_may_die_anywhere_while_the_engine_is_in_trouble(case: Case) -> None:
+    """It never becomes idle, never ready, comes back with too small a cache, or gives back nothing."""
+    for trouble in TROUBLES[case.grade]:
+        for place, name in enumerate(whole_life(case, trouble, Fault("fails")), 1):
+            world, book = world_of(case, trouble, Fault("fails")), MemoryBook()
+            live(world, book, case.plan, place)
+            live(world, book, None)
+            check(world, book, trouble, name)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_an_engine_that_recovers_while_guard_is_away_is_not_stopped(is_blind: bool) -> None:
+    """It was proved to be stuck, guard died, and it serves again: the next guard stops it no more, whatever was written."""
+    case = Case(Grade.RESTART, "wedged", "wedged")
+    for place, name in enumerate(whole_life(case), 1):
+        world, book = world_of(case), MemoryBook()
+        live(world, book, case.plan, place)
+        was = world.state.mode
+        if was == "wedged":
+            world.state.mode = "serving"
+            world.state.now += 20.0
+        live(world, book, None, is_blind=is_blind)
+        if was == "wedged":
+            assert world.state.stops == 0, name
+        check(world, book, name)

@@ -17,7 +17,7 @@ from lab.guard.acting import Fault, State, World
 from lab.guard.acting_lives import CASES, POLICY, Case, MemoryBook, live, to_the_end, unsafe
 from lab.guard.acting_parts import ENGINE, FakeBalancer, FakeLock, FakeRestarter, FakeSight, parts_of
 from lab.guard.acting_play import SERVING, ends, killed_at, play, says, view_of
-from plimsoll.guard.act.decide import BlockedAction, FleetView
+from plimsoll.guard.act.decide import FleetView
 from plimsoll.guard.act.journal_entry import INTENT, OUTCOME
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
@@ -32,6 +32,7 @@ from plimsoll.guard.judge.tracker import Grade
 from plimsoll.inside import admission as gate
 from plimsoll.unknown import Condition, Status
 from tests.each import each
+from tests.guard.acting import reason
 
 WEDGED, DEAD, SHED = CASES[2], CASES[3], CASES[4]
 Deed = Callable[[World, Conductor], None]
@@ -129,22 +130,18 @@ def test_one_that_never_becomes_idle_goes_back(step: str, deed: Deed, said: str)
     assert unsafe(world, book) == []
 
 
-def test_stragglers_are_stopped_where_somebody_wants_that() -> None:
-    """Not idle in time: stopped all the same, as configured."""
+def test_stragglers_are_stopped_where_somebody_wants_that_and_shedding_ends_when_it_is_switched_off() -> None:
+    """Not idle in time: stopped all the same, as configured; and not only when the queue no longer grows."""
     world, book = World(faults={"idle": Fault("fails")}), MemoryBook()
     world.may_lose = True
     live(world, book, SERVING.plan, policy=replace(POLICY, stragglers="stop"))
     assert (ends(world), world.state.harm) == (["done"], [])
 
-
-def test_shedding_ends_when_it_is_switched_off() -> None:
-    """And not only when the queue no longer grows."""
-
     def off(world: World, conductor: Conductor) -> None:
         world.full_until = 1e9
         conductor.switch(f"{RUNGS}shed", "", is_on=True)
 
-    world, _, _ = acted(SHED, "hold", off)
+    world, book, _ = acted(SHED, "hold", off)
     assert (world.state.shed_until, ends(world)) == (0.0, ["done"])
 
 
@@ -198,9 +195,7 @@ def test_what_an_earlier_guard_left_waits_for_the_lock_and_nothing_else_is_begun
         await conductor.turn()
         answer = conductor.ask(Grade.RESTART, ENGINE)
         await conductor.turn()
-        found = answer.result()
-        assert isinstance(found, BlockedAction)
-        assert found.reason == "Busy"
+        assert reason(answer.result()) == "Busy"
         await to_the_end(conductor, world, book)
 
     play(world, book, script, view=lambda _: view_of("dead"))
@@ -223,17 +218,6 @@ def test_a_hung_engine_is_killed_soon_and_one_that_works_gets_its_time(case: Cas
 
     world, book, _ = acted(case, parts=lambda world: parts_of(world)._replace(restarter=Telling(world)))
     assert told == [10.0 if case is WEDGED else POLICY.stop_within_s]
-    assert unsafe(world, book) == []
-
-
-@pytest.mark.parametrize("balancer", ["told", "asks"])
-def test_a_stop_that_was_only_written_down_is_done_when_the_engine_is_idle_again(balancer: str) -> None:
-    """The lease ended meanwhile and work came: the next guard drains it anew, waits, and stops it once."""
-    world, book = killed_at("after intent stop", SERVING._replace(balancer=balancer))
-    world.state.now += 200.0
-    world.state.in_flight.append(world.state.now + 9.0)
-    live(world, book, None)
-    assert result(world) == DONE
     assert unsafe(world, book) == []
 
 
@@ -463,7 +447,7 @@ BY_LOG, GONE = ExitReport(ENDED_BY_LOG, failure="illegal memory access"), "its r
         (unsure("", exit_code=137), "", ExitReport(gone=GONE)),
     ],
 )
-def test_what_ended_by_itself_is_dead_and_what_somebody_stopped_is_only_observed(
+def test_what_ended_is_dead_and_what_was_stopped_is_observed(
     outcome: Outcome, log: str, wanted: ExitReport, tmp_path: Path
 ) -> None:
     """Its supervisor's word and the end of its log say which; what guard itself stopped, or what still runs, is neither."""

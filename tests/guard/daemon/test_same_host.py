@@ -120,13 +120,23 @@ def write_xids(root: Path, *xids: int) -> None:
 # Processes
 
 
-def test_the_server_is_found_by_its_port_with_all_that_it_started(machine: Path) -> None:
-    """Its memory is that of the whole tree, its limit the tightest around it; of one that is not here nothing is told."""
+def test_the_server_is_found_by_its_port_also_after_its_restart(machine: Path) -> None:
+    """The memory of its tree and the tightest limit; who has its old number later is not it; of none here nothing is told."""
     found = seen(SameHost(8000, fresh(machine)))
     assert found.figures == {"running": 3.0, "host_resident": 7000 * 1024.0, "host_limit": 64.0 * 2**30}
     assert found.cards == ()
     assert seen(SameHost(8002, fresh(machine))) == LOOK
     assert seen(SameHost(8000, fresh(machine / "nowhere"))) == LOOK
+
+    here = SameHost(8000, fresh(machine))
+    seen(here)
+    end_server(machine)
+    new = process(machine, 500, 1, 500)
+    (new / "fd" / "3").symlink_to("socket:[4242]")
+    assert seen(here).figures["host_resident"] == 500 * 1024.0
+    new.rename(machine / "gone-500")
+    process(machine, 500, 1, 12345, started=99)
+    assert "host_resident" not in seen(here).figures
 
 
 @pytest.mark.parametrize("name", ["docker-proxy", "ssh", "haproxy", "nginx", "envoy", "kubectl"])
@@ -162,8 +172,18 @@ def test_a_process_is_known_by_its_start_also_after_the_clock_was_set(machine: P
     assert seen(here, before._replace(started_unix_s=2000.0)).local_start == 1000 + ticks_s, "a proxy's page of elsewhere"
 
 
-def test_a_closed_port_is_proof_only_where_somebody_was_seen_to_listen(machine: Path) -> None:
-    """Packets to a container may be passed on without a listener on this machine."""
+def test_a_closed_port_and_a_figure_that_is_not_known_are_no_guess(machine: Path) -> None:
+    """Packets may be passed on without a listener; while /proc hangs the page's smaller figure is not the tree's."""
+    look = LOOK._replace(figures={"host_resident": 5.0})
+    one = fresh(machine, deadline_s=0.1)
+    held = SameHost(8000, one)
+    assert seen(held, look).figures["host_resident"] == 7000 * 1024.0
+    go = threading.Event()
+    one.servers._ask = lambda: go.wait(5) and {}  # type: ignore[assignment,return-value]
+    assert "host_resident" not in seen(held, look).figures
+    assert seen(SameHost(8000, one), look).figures == {"host_resident": 5.0}
+    go.set()
+
     net, refused = machine / "proc" / "net" / "tcp", Look(1.0, 2.0, Reach.REFUSED)
     here, passed_on, new = (SameHost(port, fresh(machine)) for port in (8000, 8080, 8000))
     for host in (here, passed_on):
@@ -171,32 +191,6 @@ def test_a_closed_port_is_proof_only_where_somebody_was_seen_to_listen(machine: 
     assert seen(here, refused).is_port_open is True
     net.write_text("  sl\n", encoding="utf-8")
     assert [seen(host, refused).is_port_open for host in (here, passed_on, new)] == [False, None, None]
-
-
-def test_a_server_that_was_restarted_is_found_again(machine: Path) -> None:
-    """By its port, under another number; whoever has its old number later is not taken for it."""
-    here = SameHost(8000, fresh(machine))
-    seen(here)
-    end_server(machine)
-    new = process(machine, 500, 1, 500)
-    (new / "fd" / "3").symlink_to("socket:[4242]")
-    assert seen(here).figures["host_resident"] == 500 * 1024.0
-    new.rename(machine / "gone-500")
-    process(machine, 500, 1, 12345, started=99)
-    assert "host_resident" not in seen(here).figures
-
-
-def test_one_process_s_memory_does_not_follow_that_of_the_whole_tree(machine: Path) -> None:
-    """While /proc hangs the figure is not known, rather than the page's smaller one; where it was never had, that one stays."""
-    look = LOOK._replace(figures={"host_resident": 5.0})
-    one = fresh(machine, deadline_s=0.1)
-    here = SameHost(8000, one)
-    assert seen(here, look).figures["host_resident"] == 7000 * 1024.0
-    go = threading.Event()
-    one.servers._ask = lambda: go.wait(5) and {}  # type: ignore[assignment,return-value]
-    assert "host_resident" not in seen(here, look).figures
-    assert seen(SameHost(8000, one), look).figures == {"host_resident": 5.0}
-    go.set()
 
 
 def test_a_real_server_of_this_machine_is_found() -> None:
@@ -234,17 +228,14 @@ def test_one_walk_serves_all_engines_of_the_machine(machine: Path) -> None:
 # Cards
 
 
-def test_cards_are_those_that_the_engine_s_processes_hold_memory_on(machine: Path) -> None:
-    """With their memory and the engine's share; the cards of others are not told."""
+def test_cards_are_those_its_processes_use_and_numbers_of_another_namespace_tie_nothing(machine: Path) -> None:
+    """The cards of others are not told; where nothing ties them one engine alone has all, of several none has any."""
     nvml = library({"3b": {102: 60 << 30, 101: 1 << 30, 900: 7}, "5e": {200: 5}, "af": {300: 1}})
     (card,) = seen(SameHost(8000, fresh(machine, nvml))).cards
     assert card == CardState("3b:00", (), None, 80 << 30, 5 << 30, 61 << 30, 0.83)
     unknown = library({"3b": {102: None}})
     assert seen(SameHost(8000, fresh(machine, unknown))).cards == (CardState("3b:00", (), None, 80 << 30, 5 << 30, None, 0.83),)
 
-
-def test_numbers_of_another_namespace_tie_nothing(machine: Path) -> None:
-    """Then one engine alone has all cards, of several none has any; where the numbers are the driver's own, none has none."""
     nvml = library({"3b": {77_000: 1}, "5e": {}})
     one = fresh(machine, nvml)
     first = SameHost(8000, one)
@@ -257,16 +248,13 @@ def test_numbers_of_another_namespace_tie_nothing(machine: Path) -> None:
     assert seen(SameHost(8000, fresh(machine, nvml))).cards == ()
 
 
-def test_errors_count_from_when_guard_looks(machine: Path) -> None:
-    """What the driver counted before is not news; a count that begins anew is all news; without ECC nothing is known."""
+def test_errors_count_from_when_guard_looks_and_xids_are_told_once_to_each_engine(machine: Path) -> None:
+    """What was counted before is no news, a count begun anew is; without ECC nothing is known; old messages do not count."""
     counts = iter([2, 2, 5, 1])
     here = SameHost(8000, fresh(machine, library({"3b": {102: 1}}, ecc=lambda: next(counts))))
     assert [seen(here).cards[0].uncorrectable for _ in range(4)] == [0, 0, 3, 1]
     assert seen(SameHost(8000, fresh(machine, library({"3b": {102: 1}})))).cards[0].uncorrectable is None
 
-
-def test_xids_are_told_once_to_each_engine_that_they_concern(machine: Path) -> None:
-    """NVML and the kernel write a card's address differently; both mean one card. Old messages do not count."""
     one = fresh(machine, library({"3b": {102: 1}, "5e": {300: 2}}))
     first, second = SameHost(8000, one), SameHost(8001, one)
     assert [seen(engine).cards[0].xids for engine in (first, second)] == [(), ()]
@@ -317,28 +305,24 @@ def test_a_driver_that_hangs_costs_one_deadline_and_hides_nothing_else(machine: 
     assert seen(here).cards[0].total == 80 << 30
 
 
-def test_the_loop_goes_on_while_the_driver_hangs(machine: Path) -> None:
+async def test_the_loop_goes_on_while_the_driver_hangs(machine: Path) -> None:
     """Another engine is looked at in its time while this one's driver is waited for."""
     nvml, go = library({"3b": {102: 1}}), threading.Event()
     nvml.nvmlInit = lambda: go.wait(60)
     page = b'vllm:num_requests_running{engine="0"} 1.0\n'
-
-    async def run() -> Look:
-        async with raw_server(by_path({"/metrics": page})) as server:
-            other = EngineWatcher(server.url, limits=LookLimits(20.0, 10.0, 10.0))
-            stuck = asyncio.create_task(SameHost(8000, fresh(machine, nvml, deadline_s=60.0)).add_to(LOOK))
-            await asyncio.sleep(0.05)
-            look = await other.look(1.0, 1.0)
-            assert not stuck.done()
-            go.set()
-            await stuck
-            await other.close()
-            return look
-
-    assert asyncio.run(run()).reach is Reach.ANSWERS
+    async with raw_server(by_path({"/metrics": page})) as server:
+        other = EngineWatcher(server.url, limits=LookLimits(20.0, 10.0, 10.0))
+        stuck = asyncio.create_task(SameHost(8000, fresh(machine, nvml, deadline_s=60.0)).add_to(LOOK))
+        await asyncio.sleep(0.05)
+        look = await other.look(1.0, 1.0)
+        assert not stuck.done()
+        go.set()
+        await stuck
+        await other.close()
+    assert look.reach is Reach.ANSWERS
 
 
-def test_what_is_open_is_closed_with_the_last_engine(machine: Path) -> None:
+async def test_what_is_open_is_closed_with_the_last_engine(machine: Path) -> None:
     """One handle of the kernel's log for the machine, however many engines come and go; none after the last."""
 
     def handles() -> int:
@@ -349,22 +333,18 @@ def test_what_is_open_is_closed_with_the_last_engine(machine: Path) -> None:
     engines = [SameHost(port, one) for port in (8000, 8001, 8002)]
     assert handles() == 0
     for engine in engines:
-        seen(engine)
+        await engine.add_to(LOOK)
     assert handles() == 1
     engines[0].close()
     engines[0].close()
     assert handles() == 1
-
-    async def run() -> None:
-        watcher = EngineWatcher("http://127.0.0.1:1", same_host=engines[1])
-        await watcher.close()
-
-    asyncio.run(run())
+    watcher = EngineWatcher("http://127.0.0.1:1", same_host=engines[1])
+    await watcher.close()
     engines[2].close()
     assert handles() == 0
     assert _soon(lambda: nvml.ended == 1)
     with socket.socket():  # and again
-        assert [card.name for card in seen(SameHost(8000, one)).cards] == ["3b:00"]
+        assert [card.name for card in (await SameHost(8000, one).add_to(LOOK)).cards] == ["3b:00"]
     assert (handles(), nvml.begun) == (1, 2)
 
 
@@ -397,7 +377,7 @@ def _soon(is_so: Callable[[], bool]) -> bool:
     return is_so()
 
 
-def test_an_answer_serves_everybody_for_a_while() -> None:
+async def test_an_answer_serves_everybody_for_a_while() -> None:
     """Asked once for all who ask at the same time and soon after; again when it is old, will not do, or failed."""
     asked: list[float] = []
 
@@ -408,40 +388,10 @@ def test_an_answer_serves_everybody_for_a_while() -> None:
             raise OSError
         return len(asked)
 
-    async def run() -> None:
-        question = SlowQuestion(ask, deadline_s=20.0, keep_s=60.0)
-        assert await asyncio.gather(*(question.answer() for _ in range(5))) == [1] * 5
-        assert await question.answer() == 1
-        question.forget()
-        assert await question.answer() == 2
-        old_at_once = SlowQuestion(ask, deadline_s=20.0, keep_s=0.0)
-        assert [await old_at_once.answer() for _ in range(3)] == [None, 4, 5]
-
-    asyncio.run(run())
-
-
-def test_one_that_hangs_is_waited_for_once() -> None:
-    """All who asked with it are let go at its deadline, those who come later at once; nothing is asked until it is back."""
-    go, asked = threading.Event(), list[str]()
-
-    def ask() -> str:
-        asked.append("x")
-        go.wait(60)
-        return "back"
-
-    async def run() -> None:
-        question = SlowQuestion(ask, deadline_s=0.2, keep_s=0.0)
-        began = time.monotonic()
-        assert set(await asyncio.gather(question.answer(), question.answer())) == {None}
-        assert 0.15 < time.monotonic() - began < 50
-        assert bool(question.is_stuck) is True
-        for _ in range(100):
-            assert await question.answer() is None
-        assert len(asked) == 1
-        go.set()
-        while question.is_stuck:
-            await asyncio.sleep(0.01)
-        assert await question.answer() == "back"
-        assert len(asked) == 2
-
-    asyncio.run(run())
+    question = SlowQuestion(ask, deadline_s=20.0, keep_s=60.0)
+    assert await asyncio.gather(*(question.answer() for _ in range(5))) == [1] * 5
+    assert await question.answer() == 1
+    question.forget()
+    assert await question.answer() == 2
+    old_at_once = SlowQuestion(ask, deadline_s=20.0, keep_s=0.0)
+    assert [await old_at_once.answer() for _ in range(3)] == [None, 4, 5]

@@ -26,8 +26,8 @@ FORBIDDEN = re.compile(
 )
 
 
-def test_every_file_is_there_with_its_kind() -> None:
-    """The page, its script and its style, and each that these name."""
+def test_every_file_is_there_with_its_kind_no_text_becomes_markup_and_nothing_names_another_host() -> None:
+    """Each that page and scripts name; no way from a text to code, no cookie, no address, nothing that the policy refuses."""
     found = page_files()
     assert found["/"][1].startswith("text/html")
     named = set(re.findall(r'(?:src|href)="(/page/[^"]+)"', found["/"][0].decode()))
@@ -36,13 +36,10 @@ def test_every_file_is_there_with_its_kind() -> None:
     assert named <= found.keys()
     assert {"/page/app.js", "/page/style.css", "/page/icon.svg"} <= named
 
-
-def test_no_text_becomes_markup_and_nothing_names_another_host() -> None:
-    """No way from a text to markup or code, no cookie, no address of elsewhere, nothing that the policy would refuse."""
     for path, (body, _) in page_files().items():
         text = body.decode().replace("http://www.w3.org/2000/svg", "")
-        found = FORBIDDEN.search(text) or re.search(r"https?://|//[a-z]+\.[a-z]", text)
-        assert found is None, f"{path}: {found.group() if found else ''}"
+        wrong = FORBIDDEN.search(text) or re.search(r"https?://|//[a-z]+\.[a-z]", text)
+        assert wrong is None, f"{path}: {wrong.group() if wrong else ''}"
     assert not re.search(r"<style|style=|\son[a-z]+=|<script(?![^>]*src=)", page_files()["/"][0].decode())
 
 
@@ -120,8 +117,7 @@ def test_sections_put_together_are_what_there_is(looks: list[tuple[int, int, boo
 def test_an_event_is_one_line_of_data(data: dict[str, Any]) -> None:
     """No text can end it, whatever it holds; and it can be read back."""
     lines = event("fleet", data).decode("ascii").split("\n")
-    assert lines[0] == "event: fleet"
-    assert lines[2:] == ["", ""]
+    assert (lines[0], lines[2:]) == ("event: fleet", ["", ""])
     assert json.loads(lines[1].removeprefix("data: ")) == data
 
 
@@ -149,8 +145,8 @@ def told(answer: http.client.HTTPResponse) -> tuple[str, Any]:
     return name.removeprefix("event: ").strip(), json.loads(data.removeprefix("data: "))
 
 
-def test_a_listener_is_told_everything_once(guard: Guard) -> None:
-    """First the whole fleet and how guard is, then the engine it asked for."""
+def test_a_listener_is_told_everything_once_and_what_there_is_not(guard: Guard) -> None:
+    """The whole fleet and how guard is, then the engine it asked for; a guard that observes has no journal, and no error."""
     connection, answer = listen(guard, f"/events?engine={id_of(NAME)}")
     assert answer.getheader("content-type") == "text/event-stream"
     name, fleet = told(answer)
@@ -163,9 +159,6 @@ def test_a_listener_is_told_everything_once(guard: Guard) -> None:
     assert engine["ledger"]["why"].startswith("unknown")
     connection.close()
 
-
-def test_what_there_is_not_is_said(guard: Guard) -> None:
-    """Of an engine that is not watched nothing else is told; a guard that observes has no journal, which is no error."""
     connection, answer = listen(guard, "/events?engine=nobody")
     told(answer)
     assert told(answer)[1] == {"id": "nobody", "none": "no engine named nobody"}

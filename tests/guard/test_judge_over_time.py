@@ -1,4 +1,4 @@
-"""Never from Unknown: whatever is lost of what was seen, the judge only becomes more careful."""
+"""The judge over healthy traffic and over every fault, with all data and with some lost; benchmarks/guard_*.py do more."""
 
 from __future__ import annotations
 
@@ -12,16 +12,48 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.guard.drops import LOST, Drops, thinned
-from lab.guard.faults import CASES, Scene
+from lab.guard.faults import CASES, Case, Scene, play
 from lab.guard.looks import Sight, Watched
-from lab.guard.weeks import ENGINES, KINDS, launch, week
+from lab.guard.weeks import ENGINES, KINDS, Kind, engine_for, launch, week
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import Look, Reach
-from plimsoll.guard.judge.policy import Policy
+from plimsoll.guard.judge.policy import GRADES, Policy
 from plimsoll.standin import StandIn
 from plimsoll.unknown import Status
-from tests.each import times
+from tests.each import each, times
 from tests.guard.acting import acting
+
+LOOKS, LOOKS_WHEN_FULL = times(1_080, 8_640), times(360, 2_160)  # an hour and a half, or half a day
+
+
+@each("kind", KINDS, ids=lambda kind: kind.name)
+def test_nothing_is_done_about_a_healthy_engine(kind: Kind) -> None:
+    """Hours of each kind of traffic lead to no action, whatever else is said."""
+    number = KINDS.index(kind)
+    judge = Judge("engine", Policy())
+    acted = []
+    count = LOOKS_WHEN_FULL if kind.is_full else LOOKS  # a full cache is the same all day, and much work
+    for look in itertools.islice(week(kind, engine_for(kind, number), 11 + number, 1), count):
+        acted += [str(change) for change in judge.see(look) if change.is_true and change.kind in GRADES]
+    assert acted == []
+
+
+def test_the_same_seed_is_the_same_week_and_only_these_conditions_could_lead_to_an_action() -> None:
+    """What a benchmark found can be looked at again; an eighth condition must be proved quiet, too."""
+    one, other = (list(itertools.islice(week(KINDS[1], ENGINES[0], 5, 1), 500)) for _ in range(2))
+    assert one == other
+    assert set(GRADES) == {"dead", "wedged", "hung", "exhausted", "saturated", "neighbour", "limping"}
+    assert all(grade.is_action for grade in GRADES.values())
+
+
+@each("seed", range(3, 3 + times(1, 5)))
+@each("case", CASES, ids=lambda case: case.name)
+def test_a_fault_is_found_in_time_under_its_own_name(case: Case, seed: int) -> None:
+    """Within its window and three looks, and no other condition that could lead to an action holds meanwhile."""
+    outcome = play(case, seed)
+    assert outcome.is_in_time, outcome
+    assert outcome.others == (), outcome
+
 
 LIKELY = st.sampled_from([0.01, 0.05, 0.2, 0.5, 0.9])
 # One to three things are lost at a time: with everything lost at once there is nothing left to be wrong about.

@@ -1,12 +1,29 @@
-"""What the journal remembers: restarts, ours and others', those that did not help, and which process of an engine answered."""
+"""Entries of the journal: nothing secret gets in, which are still needed, and what is remembered by them."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.guard.act import journal_entry as journal
 from plimsoll.guard.act.capacity import EngineLoad
 from plimsoll.guard.act.decide import ActionPlan, EngineStatus, FailedRestarts, FleetView, decide
-from plimsoll.guard.act.journal_entry import CLOSED, OPENED, RESTART, SEEN, SWITCH, WINDOW_S, Entry, needed
+from plimsoll.guard.act.journal_entry import (
+    CLOSED,
+    INTENT,
+    OPENED,
+    OUTCOME,
+    RESTART,
+    SEEN,
+    SWITCH,
+    WINDOW_S,
+    Entry,
+    cleaned,
+    needed,
+)
 from plimsoll.guard.act.journal_replay import (
     PAUSE,
     EngineProcess,
@@ -21,9 +38,80 @@ from plimsoll.guard.act.journal_replay import (
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.steps import BROKEN
 from plimsoll.unknown import Condition, Status
-from tests.each import each
+from tests.each import cases, each, trees
+
+ENTRIES = st.builds(
+    Entry, st.just(1), st.floats(0, 4e9).map(lambda at: round(at, 3)), st.text(min_size=1, max_size=20), st.text(max_size=30),
+    st.text(max_size=30), st.text(max_size=30), st.dictionaries(st.text(max_size=10), trees(most=8), max_size=4),
+)  # fmt: skip
+
+
+@given(ENTRIES)
+def test_any_entry_can_be_written(entry: Entry) -> None:
+    """Whatever it was given: what is left is JSON of bounded size, in printable names."""
+    found = cleaned(entry)
+    assert len(json.dumps(found.fields, allow_nan=False)) <= journal.FIELDS_MAX
+    assert all(len(name) <= journal.NAME_MAX and name.isprintable() for name in found[2:6])
+    assert cleaned(found) == found
+
+
+@each("fields", cases("guard", "secrets"))
+def test_nothing_secret_is_written(fields: dict[str, object]) -> None:
+    """Tokens, keys, logins in addresses and what users wrote are hidden wherever they stand."""
+    assert "s3cretvalue" not in json.dumps(cleaned(Entry(1, 1.0, "note", fields=fields)))
+
+
+def test_any_size_is_cut_and_names_are_cleaned() -> None:
+    """Hostile sizes and depths end in a bounded entry; of an endless action the first entry and the newest are kept."""
+    deep: object = "x"
+    for _ in range(2_000):
+        deep = {"a": deep}
+    many = {str(number): "y" * 1000 for number in range(5000)}
+    for fields in ({"a": "x" * 10**6}, {"a": 10**9999}, many, {"a": deep}, {"a": [["z"] * 999] * 999}):
+        assert len(json.dumps(cleaned(Entry(1, 1.0, "k" * 10**5, fields=fields)))) < journal.FIELDS_MAX + 4_000
+    assert "s3cretvalue" not in str(cleaned(Entry(1, 1.0, "note", engine="http://u:s3cretvalue@h:1/\n")))
+    most = journal.ENTRIES_PER_ACTION
+    kept = needed([entry(1, OPENED, "a"), *(entry(number, INTENT, "a") for number in range(2, 3 * most))], 0.0)
+    assert (kept[0].number, kept[-1].number, len(kept)) == (1, 3 * most - 1, most + 1)
+
+
+def entry(number: int, kind: str, action: str = "", *, at: float = 0.0, step: str = "", engine: str = "") -> Entry:
+    return Entry(number, at, kind, engine, action, step)
+
+
+def test_what_is_needed() -> None:
+    """Open actions whole, what budgets count for two days, the last of each switch; and nothing else."""
+    entries = [
+        entry(1, OPENED, "old", at=0.0),
+        entry(2, CLOSED, "old", at=1.0),
+        entry(3, OPENED, "a", at=10.0),
+        entry(4, INTENT, "a", at=11.0),
+        entry(5, SWITCH, step="pause", at=12.0),
+        entry(6, SWITCH, step="pause", at=13.0),
+        entry(7, SWITCH, step="pause", engine="e", at=14.0),
+        entry(8, RESTART, at=15.0),
+        entry(9, "note", at=16.0),
+        entry(10, OPENED, "b", at=WINDOW_S),
+        entry(11, INTENT, "b", at=WINDOW_S),
+        entry(12, CLOSED, "b", at=WINDOW_S),
+        entry(13, OUTCOME, "b", at=WINDOW_S),  # late: it does not open the action again
+        entry(14, "whatever", "a", at=WINDOW_S),
+    ]
+    assert [one.number for one in needed(entries, WINDOW_S + 5)] == [3, 4, 6, 7, 8, 10, 12, 14]
+    assert [one.number for one in needed(entries, 9 * WINDOW_S)] == [3, 4, 6, 7, 14]
+
+
+@given(st.lists(ENTRIES, max_size=30))
+def test_what_is_needed_of_what_is_needed_is_the_same(entries: list[Entry]) -> None:
+    """So the rest may be forgotten at any time."""
+    kinds = [OPENED, INTENT, CLOSED, SWITCH]
+    rows = [one._replace(number=n, kind=kinds[n % 4], action=one.action[:1]) for n, one in enumerate(entries, 1)]
+    kept = needed(rows, 0.0)
+    assert needed(kept, 0.0) == kept
+
 
 YEAR_S = 365 * 86_400.0
+AT = EngineProcess(100.0, 3)
 
 
 class Story:
@@ -59,26 +147,21 @@ def test_neither_time_nor_what_was_taken_back_ends_it(end: str) -> None:
         assert (found.end, set(found.unmended)) == (end, {"broken"}), later_s
 
 
-def test_a_restart_that_is_done_or_somebody_who_resumes_the_engine_ends_it() -> None:
-    """And a pause of that engine later does not bring it back, though it is the same switch."""
+def test_that_it_did_not_help_is_one_reason_until_a_restart_is_done_or_somebody_resumes_it() -> None:
+    """Dead, wedged and hung are one reason, others add up; a pause of that engine later does not bring an ended one back."""
     assert Story().closed("wedged", "failed").closed("exhausted", "done").ends() == {}
     assert Story().closed("wedged", "held").switch("a", is_on=False).ends(YEAR_S) == {}
     story = Story().closed("wedged", "held").switch("a", is_on=False).switch("a", is_on=True)
     assert story.ends() == {}
     assert read_switches(needed(story.entries, story.at)).paused == {"a"}
-
-
-def test_that_it_does_not_work_is_one_reason_and_reasons_add_up() -> None:
-    """Dead, wedged and hung are one; what failed for another reason before is not forgotten for it."""
     story = Story().closed("exhausted", "failed").closed("wedged", "failed")
     assert story.ends(YEAR_S)["a"].unmended == {"exhausted", "broken"}
 
     def decided(kind: str) -> object:
         condition = {kind: Condition(kind, Status.TRUE, "Seen", "so it is", 0.0)}
         engine = EngineStatus("a", condition, EngineLoad("a", 0.1, 1.0, 0.0, model="m"), 1.0, last_end=story.ends()["a"])
-        return decide(
-            FleetView([engine, EngineStatus("b", {}, EngineLoad("b", 0.1, 1.0, 0.0, model="m"), 1.0)], now=1e9), ActPolicy()
-        )[0]
+        other = EngineStatus("b", {}, EngineLoad("b", 0.1, 1.0, 0.0, model="m"), 1.0)
+        return decide(FleetView([engine, other], now=1e9), ActPolicy())[0]
 
     for kind in ("dead", "wedged", "hung", "exhausted"):
         assert getattr(decided(kind), "reason", "") == "CrashLoop", kind
@@ -88,17 +171,16 @@ def test_that_it_does_not_work_is_one_reason_and_reasons_add_up() -> None:
 def test_one_that_was_held_is_out_until_it_is_put_back_and_is_remembered_still() -> None:
     """Also one that a drain by hand left out; a try to put it back that came to nothing changes nothing."""
     for kind in ("dead", "drain"):
-        story = (
-            Story().closed(kind, "held").closed("undrain", "stood-back").closed("undrain", "held").closed("undrain", "undone")
-        )
+        story = Story().closed(kind, "held")
+        story.closed("undrain", "stood-back").closed("undrain", "held").closed("undrain", "undone")
         assert story.ends(YEAR_S)["a"].is_out
         story.closed("undrain", "done")
         assert story.ends(YEAR_S)["a"] == FailedRestarts(kind, "held", frozenset({"broken" if kind == "dead" else kind}))
     assert not Story().closed("dead", "failed").ends()["a"].is_out
 
 
-def test_which_process_answered_is_kept_whatever_its_age() -> None:
-    """The last one, by whichever entry; and our own restarts since then, without those that were taken back."""
+def test_which_process_answered_is_kept_and_what_was_found_is_written_down_once() -> None:
+    """Whatever its age and entry, with our own restarts since; the same is nothing new, and silence forgets nothing."""
     story = Story().note(SEEN, started=5.0, count=1).note(RESTART, own=False, started=7.0, count=None, awaited=True)
     story.at += YEAR_S
     story.note(RESTART, action="x1", own=True).note(RESTART, action="x2", own=True).note(CLOSED, action="x2", end="undone")
@@ -106,9 +188,14 @@ def test_which_process_answered_is_kept_whatever_its_age() -> None:
     assert found.seen is not None
     assert (found.seen.started, found.seen.restarts, found.own, found.is_awaited) == (7.0, None, 1, True)
     assert known_processes(needed(story.entries, story.at + YEAR_S))["a"].seen == found.seen
-
-
-AT = EngineProcess(100.0, 3)
+    new = foreign_restarts(KnownProcess(AT), EngineProcess(None, 5), 0)
+    assert (new.seen, new.is_awaited, new.is_new) == (EngineProcess(100.0, 5), True, True)
+    again = foreign_restarts(KnownProcess(new.seen, is_awaited=True), EngineProcess(None, 5), 0)
+    assert (again.times, again.is_new, again.is_awaited) == (0, False, True)
+    answers = foreign_restarts(KnownProcess(new.seen, is_awaited=True), EngineProcess(500.0, 5), 1)
+    assert (answers.times, answers.is_new, answers.is_awaited) == (0, True, False)
+    assert not foreign_restarts(KnownProcess(EngineProcess(500.0, 5)), EngineProcess(500.0, 5), 0).is_new
+    assert not foreign_restarts(KnownProcess(), EngineProcess(), 0).is_new
 
 
 @each(
@@ -135,18 +222,6 @@ def test_each_is_counted_once(known: KnownProcess, now: EngineProcess, lives: in
     assert foreign_restarts(known, now, lives).times == times
 
 
-def test_what_was_found_is_written_down_once_and_kept_where_it_is_not_known_any_more() -> None:
-    """The same again is nothing new; a page that does not answer forgets nothing; one that was counted is awaited."""
-    found = foreign_restarts(KnownProcess(AT), EngineProcess(None, 5), 0)
-    assert (found.seen, found.is_awaited, found.is_new) == (EngineProcess(100.0, 5), True, True)
-    again = foreign_restarts(KnownProcess(found.seen, is_awaited=True), EngineProcess(None, 5), 0)
-    assert (again.times, again.is_new, again.is_awaited) == (0, False, True)
-    answers = foreign_restarts(KnownProcess(found.seen, is_awaited=True), EngineProcess(500.0, 5), 1)
-    assert (answers.times, answers.is_new, answers.is_awaited) == (0, True, False)
-    assert not foreign_restarts(KnownProcess(EngineProcess(500.0, 5)), EngineProcess(500.0, 5), 0).is_new
-    assert not foreign_restarts(KnownProcess(), EngineProcess(), 0).is_new
-
-
 def test_an_action_of_another_version_is_known_to_be_open() -> None:
     """Its steps are not ours, so nobody goes on with it; until it is closed it is not forgotten either."""
     story = Story().note(OPENED, action="x", grade="restart", kind="dead", steps=["lock", "cordon", "stop"])
@@ -155,8 +230,7 @@ def test_an_action_of_another_version_is_known_to_be_open() -> None:
     kept = needed(story.entries, story.at + YEAR_S)
     assert [run.action for run in open_actions(kept)] == ["y"]
     assert [entry.action for entry in unknown_actions(kept)] == ["x", "z"]
-    story.note(CLOSED, action="x", kind="dead", end="held", grade="restart").note(
-        CLOSED, action="z", end="held", grade="repair"
-    )
+    story.note(CLOSED, action="x", kind="dead", end="held", grade="restart")
+    story.note(CLOSED, action="z", end="held", grade="repair")
     assert unknown_actions(story.entries) == []
     assert failed_restarts(story.entries)["a"].is_out
