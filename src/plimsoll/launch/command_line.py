@@ -20,7 +20,7 @@ from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.options import Words, meant
 from plimsoll.launch.shell_script import commands_in
 from plimsoll.vllm.flags import FlagRow, flags_of, history_of
-from plimsoll.vllm.versions import Behaviour, Engine, engine_named, table
+from plimsoll.vllm.versions import Behaviour, Engine, allows, engine_named, releases, table
 
 Environment = tuple[tuple[str, str], ...]
 
@@ -34,6 +34,9 @@ _CLI_FILE = "/vllm/entrypoints/cli/main.py"
 _NAMED_SO = r"(?i)\$\{?\w*vllm\w*\}?"  # "$VLLM_BIN" serve
 # `vllm==0.11.0`, `vllm[audio]===0.11.0`, `vllm@0.11.0`
 PIN = r"(?:--[\w-]+=)?vllm(?:\[[\w, -]*\]|-cpu)?(?:[ \t]*===?[ \t]*|@)v?(\d+\.\d+[\w.+]*)"
+# `vllm>=0.6,<0.7`, `vllm~=0.11.1`, `vllm==0.6.*`
+_CLAUSE = r"(?:[~<>!=]=|[<>])[ \t]*v?\d+(?:\.\d+)*(?:\.\*|\.?(?:rc|post|dev)\d+)?"
+RANGE = rf"vllm(?:\[[\w, -]*\]|-cpu)?[ \t]*\(?({_CLAUSE}(?:[ \t]*,[ \t]*{_CLAUSE})*)(?![\w.+*])"
 _ASSIGNMENT = r"(?s:([A-Za-z_][A-Za-z0-9_]*)=(.*))"
 _REFERENCE = r"\$[{(]?[#!]?([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])"
 _COMPUTED_MAX = 100  # every argument is searched for each
@@ -73,7 +76,7 @@ class Launch:
     notes: tuple[str, ...] = ()
     in_front: tuple[str, ...] = ()  # options before the start itself; no shell runs a command that begins so
     otherwise: tuple[Launch, ...] = ()  # the same start with the values of other branches of its script
-    vllm: tuple[str, str] | None = None  # the version that its surroundings name, and the place that names it
+    vllm: tuple[str, str] | None = None  # the version, or range of them, that its surroundings name, and the place that does
     shm: str | None = None  # of a `docker run` container: the size of its /dev/shm, or its owner
 
 
@@ -217,7 +220,7 @@ def _find(words: tuple[str, ...], environment: Environment, source: str, nested:
         if name == "env":
             own = _after_env(rest, own)
         assignment = re.fullmatch(_ASSIGNMENT, word) if "=" in word else None
-        if pinned := re.fullmatch(PIN, word):
+        if pinned := re.fullmatch(PIN, word) or re.fullmatch(rf"(?:--[\w-]+=)?{RANGE}", word):
             pin = (pinned.group(1), "pinned in the command")
         elif assignment:
             own.append((assignment.group(1), assignment.group(2)))
@@ -355,9 +358,14 @@ def engine_meant(launch: Launch, asked: str | None, installed: str | None = None
         named.append((installed, "installed here"))
     for version, because in named:
         try:
+            if version[:1] in "<>=!~":
+                if installed is not None and not launch.image and allows(version, installed):
+                    continue
+                release = next(release for release in reversed(releases()) if allows(version, release))
+                return replace(engine_named(release), because=f"the newest release in vllm{version}, {because}")
             return replace(engine_named(version, f"{launch.source}:"), because=because)
-        except BadInput:
-            continue  # a number that is no version of vLLM decides nothing
+        except (BadInput, ValueError, StopIteration):
+            continue  # a number that is no version of vLLM, or a range without a release, decides nothing
     return engine_named(None)
 
 

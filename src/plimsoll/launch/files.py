@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.launch.command_line import Container, Launch, find_in_container, find_launch
+from plimsoll.launch.command_line import RANGE, Container, Launch, find_in_container, find_launch
 from plimsoll.launch.manifests import ManifestStart, TextBudget, documents_in, launches_in_manifest, starts_in_manifest
 from plimsoll.launch.shell_script import commands_in
 from plimsoll.launch.shell_words import joined_words
@@ -33,8 +33,9 @@ _YAML_NAMES = (".yaml", ".yml", ".json")
 # `vllm==0.11.0`, `vllm[audio]===0.11.0`, `vllm@0.11.0` and `VLLM_VERSION=0.11.0`, not behind a `#` that begins the line.
 _PIN = (
     r"(?im)^(?![ \t]*#).*?\bvllm(?:\[[\w, -]*\]|-cpu)?"
-    r"(?:[ \t]*===?[ \t]*|@|_VERSION[\"']?[ \t]*[=:][ \t]*[\"']?)v?(\d+\.\d+[\w.+]*)"
+    r"(?:[ \t]*===?[ \t]*|@|_VERSION[\"']?[ \t]*[=:][ \t]*[\"']?)v?(\d+\.\d+[\w.+]*)(?![\w.+*])"
 )
+_RANGE = rf"(?im)^(?![ \t]*#).*?\b{RANGE}"
 
 
 class NoStart(BadInput):
@@ -93,8 +94,9 @@ def _starts_in(text: str, name: str, where: str) -> list[Launch]:
 
 
 def pinned_version(text: str) -> str | None:
-    """Returns the vLLM that a text pins, as `pip install vllm==0.11.0` or a requirement does; None if none or several."""
-    pins = set(re.findall(_PIN, text))
+    """Returns the version, or range of versions, that a text asks for, as `pip install vllm==0.11.0` does; None if several."""
+    pins = {re.sub(r"\s", "", found) for found in re.findall(_RANGE, text)}
+    pins = {pin for pin in pins if pin[:2] != "==" or "*" in pin or "," in pin} | set(re.findall(_PIN, text))
     return pins.pop() if len(pins) == 1 else None
 
 

@@ -65,6 +65,20 @@ def covers(first: str, last: str | None, release: str) -> bool:
     return _numbers(first) <= _numbers(release) and (last is None or _numbers(release) <= _numbers(last))
 
 
+def allows(requirement: str, release: str) -> bool:
+    """True if a requirement such as `>=0.6,<0.7`, `~=0.11.1` or `==0.6.*` takes this release; ValueError if it is none."""
+
+    def takes(clause: str) -> bool:
+        operator, text, star = re.fullmatch(r"(~=|[<>=!]=|[<>])v?([^*]+?)(\.\*)?", clause).groups()  # type: ignore[union-attr]
+        asked, here = _numbers(text), _numbers(release)
+        stem = asked[: text.count(".") + (0 if operator == "~=" else 1)]
+        is_like = here[: len(stem)] == stem if star or operator == "~=" else here == asked
+        found = {"==": is_like, "!=": not is_like, "~=": is_like and here >= asked, ">=": here >= asked, "<=": here <= asked}
+        return found.get(operator, here > asked if operator == ">" else here < asked)
+
+    return all(takes(clause) for clause in re.sub(r"\s", "", requirement).strip(",").split(","))
+
+
 def is_within(stretch: Mapping[str, Any], release: str) -> bool:
     """True if a stretch of a table, from one release to another, includes this release."""
     return covers(stretch["from"], stretch["to"], release)
