@@ -45,6 +45,7 @@ class FlagStatus(StrEnum):
     DEPRECATED = "deprecated"
     REMOVED = "removed"
     NEVER_EXISTED = "never-existed"
+    REFUSED = "refused"  # the parser takes it, and vLLM does not start with it as it is given
     NO_EFFECT = "no-effect"
     REDUNDANT = "redundant"
     UNKNOWN = "unknown"
@@ -57,7 +58,7 @@ class FlagStatus(StrEnum):
     @property
     def is_refused(self) -> bool:
         """True if vLLM exits with an error because of it."""
-        return self in (FlagStatus.REMOVED, FlagStatus.NEVER_EXISTED)
+        return self in (FlagStatus.REMOVED, FlagStatus.NEVER_EXISTED, FlagStatus.REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +306,7 @@ def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags,
     needs = flag_notes.in_force(flag_notes.NEEDS, row.name, release)
     if needs is not None and beside.is_whole and needs.flag not in beside.given and not argument.is_negated:
         if needs.is_refused and id(argument) not in beside.overruled:
-            return item(FlagStatus.NEVER_EXISTED, note=f"vLLM does not start with it unless {needs.flag} is given")
+            return item(FlagStatus.REFUSED, note=f"vLLM does not start with it unless {needs.flag} is given")
         since = first if needs.since is None else None  # earlier releases were not read: it may be older
         instead = f"{needs.flag} beside it, if it was meant to act"
         return item(FlagStatus.NO_EFFECT, since, instead, f"vLLM looks at it only where {needs.flag} is given")

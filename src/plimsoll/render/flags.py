@@ -15,8 +15,8 @@ from plimsoll.vllm.flags import bears_on
 _NAMES = 17  # the width of the first column
 # Bad news first; flags that are fine go into one line at the end.
 _ORDER = (
-    FlagStatus.REMOVED, FlagStatus.NEVER_EXISTED, FlagStatus.NO_EFFECT, FlagStatus.DEPRECATED, FlagStatus.REDUNDANT,
-    FlagStatus.UNKNOWN, FlagStatus.DEFAULT_CHANGED,
+    FlagStatus.REMOVED, FlagStatus.NEVER_EXISTED, FlagStatus.REFUSED, FlagStatus.NO_EFFECT, FlagStatus.DEPRECATED,
+    FlagStatus.REDUNDANT, FlagStatus.UNKNOWN, FlagStatus.DEFAULT_CHANGED,
 )  # fmt: skip
 
 
