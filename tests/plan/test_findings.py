@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from plimsoll.cli.main import main
 from plimsoll.findings import Code, Severity
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.plan.settings import Card
@@ -236,3 +237,18 @@ def test_what_no_value_clears_hides_no_offer() -> None:
     found = planned("--quantization awq", model=QWEN, on=small, unquantised=True)
     assert set(found.codes) >= {Code.OTHER_BAD_CONFIG, Code.STARTUP_CONTEXT_TOO_LONG}
     assert found.advice[0].flag == "--max-model-len"
+
+
+def test_a_card_that_a_release_has_no_kernels_for() -> None:
+    """CUDA 13, with which vLLM is built from 0.20.0 on, has none for a V100; a build with CUDA 12 may. No flag clears it."""
+    v100 = card("V100", 31.74, 31.73, 31.75, (7, 0))
+    found = planned("--dtype half --max-model-len 400000", "0.20.0", QWEN, v100)
+    assert found.codes[Code.OTHER_UNSUPPORTED_GPU] is Severity.CRITICAL
+    assert any("0.19.1" in finding.because for finding in found.findings)
+    assert found.advice, "what else stops the start is advised on"
+    assert Code.OTHER_UNSUPPORTED_GPU not in planned("--dtype half", "0.19.1", QWEN, v100).codes
+    turing = card("T4", 14.56, 14.5, 14.7, (7, 5))
+    assert Code.OTHER_UNSUPPORTED_GPU not in planned("--dtype half", "0.32.0", QWEN, turing).codes
+    words = ("plan", "--gpu", "V100 32GB", "--vllm")
+    assert main([*words, "0.32.0", "vllm", "serve", "Qwen/Qwen3-8B", "--dtype", "half"]) == 1
+    assert main([*words, "0.21.0+cu129", "vllm", "serve", "Qwen/Qwen3-8B", "--dtype", "half"]) == 0

@@ -18,11 +18,12 @@ from plimsoll.plan.kv import WhyRefused
 from plimsoll.plan.ledger import MEASURED_TOWERS, Ledger, embedding_table, film_tokens, keeps_copies
 from plimsoll.plan.settings import SMALLER_CARD, Settings, whole_item_tokens
 from plimsoll.units import GIB, ceil_div, filled, format_count, format_gib
-from plimsoll.vllm.versions import Behaviour, table
+from plimsoll.vllm.versions import Behaviour, releases, table
 
 _TEXTS = table("findings", "plan")  # titles and reasons, by the names used in the code below
 LORA_RANKS = frozenset({1, 8, 16, 32, 64, 128, 256, 320, 512})  # config/lora.py; 1 since 0.11
 BFLOAT16_SINCE = (8, 0)  # compute capability; asked by the workers of every release
+CUDA_13_SINCE = (7, 5)  # compute capability of the oldest cards that CUDA 13 compiles for
 # Methods that read how a checkpoint was made from its own files and do not quantise while they load (as fp8 does).
 _MADE_BEFORE = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
 # Model types that vLLM refuses to serve in 16 bits of the older kind (`_FLOAT16_NOT_SUPPORTED_MODELS` of 0.32.0).
@@ -53,6 +54,9 @@ def refusals(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str], 
     settings, has, method = ledger.settings, ledger.card.compute_capability, ledger.settings.quantization
     if settings.max_model_len > shape.max_context and environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
         yield _finding("beyond-the-model", length=settings.max_model_len, longest=shape.max_context)
+    if has is not None and has < CUDA_13_SINCE and Behaviour.CUDA_13_BUILDS.is_in(settings.release) and not settings.own_build:
+        last = next(release for release in reversed(releases()) if not Behaviour.CUDA_13_BUILDS.is_in(release))
+        yield _finding("no-kernels", release=settings.release, card=ledger.card.name, has=has, least=CUDA_13_SINCE, last=last)
     if settings.dtype == "bfloat16" and has is not None and has < BFLOAT16_SINCE:  # left to itself, vLLM takes float16 there
         yield _finding("no-bfloat16", card=ledger.card.name, has=has)
     if method in _MADE_BEFORE and shape.quantization is None and unquantised:
@@ -256,7 +260,10 @@ STEPS_BELOW_FREE = 8
 NOT_OF_MEMORY = frozenset({Code.STARTUP_BAD_FLAG, Code.OTHER_BAD_CONFIG, Code.OTHER_UNSUPPORTED_GPU})
 MOST_CHANGES = 3
 # Findings that no flag's value clears: the user has to follow their advice by hand.
-_FOR_THE_USER = frozenset({(Code.STARTUP_BAD_FLAG, ""), (Code.OTHER_BAD_CONFIG, "the checkpoint is not quantised")})
+_FOR_THE_USER = frozenset({
+    (Code.STARTUP_BAD_FLAG, ""), (Code.OTHER_BAD_CONFIG, "the checkpoint is not quantised"),
+    (Code.OTHER_UNSUPPORTED_GPU, "this release does not run on the card"),
+})  # fmt: skip
 Replan = Callable[[Settings], tuple[Ledger, list[Finding]]]
 
 
@@ -354,8 +361,8 @@ def is_for_the_user(finding: Finding) -> bool:
 
 
 def _name(finding: Finding) -> tuple[Code, str]:
-    """Tells findings apart: only settings that contradict each other can be found several times at once."""
-    return finding.code, finding.title if finding.code is Code.OTHER_BAD_CONFIG else ""
+    """Tells findings apart: those of settings and of the card can be found several times at once."""
+    return finding.code, finding.title if finding.code in (Code.OTHER_BAD_CONFIG, Code.OTHER_UNSUPPORTED_GPU) else ""
 
 
 Candidate = tuple[Settings, str, str, str]
@@ -396,7 +403,7 @@ def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Rep
             yield _set(settings, "max_num_batched_tokens", whole_item_tokens(shape), "one film of the default length")
         case Code.OTHER_BAD_CONFIG if _is(finding, "too-few-loras-in-host"):
             yield _set(settings, "max_cpu_loras", settings.max_loras, "as many as the GPU holds")
-        case Code.OTHER_UNSUPPORTED_GPU if shape.model_type not in NOT_IN_FLOAT16:
+        case Code.OTHER_UNSUPPORTED_GPU if _is(finding, "no-bfloat16") and shape.model_type not in NOT_IN_FLOAT16:
             yield _set(settings, "dtype", "float16", "16 bits that every card has; some models overflow in it")
         case Code.STARTUP_GRAPH_CAPTURE if _is(finding, "more-sequences-than-states"):
             if blocks > 0:

@@ -8,6 +8,7 @@ config.json, headers ──> shape ─┼──> PlanInput ──> plan() ──
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,7 +115,8 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
         why = f"latent attention came with {Behaviour.LATENT_CACHE.since}"
         raise BadInput(f"{engine.release} keeps full heads for this model ({why}); plan cannot say how many")
     environment = dict(launch.environment)
-    settings = read_settings(flags, environment, model.shape, card)
+    own_build = not engine.is_exact or re.search(r"cu1[0-2]", f"{engine.asked} {launch.image}") is not None
+    settings = replace(read_settings(flags, environment, model.shape, card), own_build=own_build)
     if launch.image or launch.vllm:
         notes += (f"planned for vLLM {engine.release}: {engine.because}",) if engine.because else ()
     notes += tuple(note.replace(LEFT_OUT, "planned without", 1) for note in checked.notes)  # no rewritten command is shown here

@@ -201,6 +201,7 @@ class Behaviour(Enum):
     AWQ_MACHETE = auto()
     WHOLE_PROMPT_FITS = auto()
     GRAPH_ESTIMATE = auto()
+    CUDA_13_BUILDS = auto()
     UTILIZATION_092 = auto()
     STATE_FOR_EVERY_SEQUENCE = auto()
     WHOLE_SEGMENTS = auto()
