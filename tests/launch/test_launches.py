@@ -143,6 +143,14 @@ def test_a_quadlet() -> None:
         ("\ufeff# comment\n---\nservices: {a: {image: vllm/vllm-openai}}", ["standard input, service a"]),
         ("vllm serve a &\nvllm serve b --port 2 &\nwait\n", ["standard input:1", "standard input:2"]),
         ("[Unit]\n[Service]\nExecStart=vllm serve m\n", ["standard input:3"]),
+        (
+            "cat > v.service <<'E'\n[Service]\nExecStart=vllm serve m\nE\nvllm serve n\n",
+            ["standard input:5", "standard input:3"],
+        ),
+        ("cat > r.sh <<-E\n\t#!/bin/sh\n\tvllm serve m\n\tE\npython - <<P\nvllm serve n\nP\n", ["standard input:3"]),
+        ("cat > c.yaml <<E\nservices: {a: {image: vllm/vllm-openai}}\nE\n", ["standard input, service a"]),
+        ("; c\n[program:a]\ncommand=vllm serve m\n  --port 2\n[program:b]\ncommand=true\n", ["standard input, program:a"]),
+        ("resources: {}\nrun: |\n  date\n  vllm serve $MODEL\nenvs: {MODEL: m}\n", ["standard input:4"]),
     ],
 )
 def test_the_kind_of_file_is_seen_in_its_content(text: str, sources: list[str]) -> None:
@@ -229,3 +237,14 @@ def test_a_start_has_what_other_branches_make_of_it() -> None:
     (launch,) = read('if x; then A="--enforce-eager"; else A="--swap-space $GIB"; fi\nvllm serve m $A\n')
     assert launch.arguments == ("m", "--enforce-eager")
     assert [(other.arguments, other.unresolved) for other in launch.otherwise] == [(("m", "--swap-space", "$GIB"), ("GIB",))]
+
+
+def test_programs_of_supervisord_have_their_environment() -> None:
+    """Lines that go on are one command; what supervisord fills in is missing; a broken file is one line."""
+    (launch,) = read('[program:a]\ncommand=vllm serve m\n  --api-key %(ENV_KEY)s\nenvironment=A="1,5",B=2\n')
+    assert launch.arguments == ("m", "--api-key", "%(ENV_KEY)s")
+    assert dict(launch.environment) == {"A": "1,5", "B": "2"}
+    assert launch.unresolved == ("%(ENV_KEY)s",)
+    with pytest.raises(BadInput, match=r"no section headers|contains no section") as caught:
+        read("; a\n[program:a\ncommand=vllm serve m\n")
+    assert "\n" not in str(caught.value)

@@ -7,6 +7,9 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from configparser import Error as ConfigParserError
+from configparser import RawConfigParser
+from contextlib import suppress
 from dataclasses import replace
 from os.path import basename
 from pathlib import Path
@@ -14,9 +17,16 @@ from typing import BinaryIO
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.command_line import RANGE, Container, Launch, find_in_container, find_launch
-from plimsoll.launch.manifests import ManifestStart, TextBudget, documents_in, launches_in_manifest, starts_in_manifest
+from plimsoll.launch.manifests import (
+    ManifestStart,
+    TextBudget,
+    documents_in,
+    launches_in_manifest,
+    plain_words,
+    starts_in_manifest,
+)
 from plimsoll.launch.shell_script import commands_in
-from plimsoll.launch.shell_words import joined_words
+from plimsoll.launch.shell_words import Reader, joined_words
 from plimsoll.net.inputs import Budget, Descriptor, opened
 
 BYTES_MAX = 1024 * 1024
@@ -53,8 +63,8 @@ def read_objects(path: str, stdin: BinaryIO | None = None) -> list[ManifestStart
     where = "standard input" if path == "-" else path
     text, name = read_text(path, stdin), basename(where)
     launches = _starts_in(text, name, where)
-    starts = starts_in_manifest(text, name) if kind_of(text, name) not in ("unit", "script") else []
-    if not starts or any(start.kind == "compose" for start in starts):
+    starts = starts_in_manifest(text, name) if kind_of(text, name) == "manifest" else []
+    if not starts or any(start.kind in ("compose", "task") for start in starts):
         raise BadInput(f"{where}: no object of Kubernetes; `kubectl get deploy NAME -o yaml` prints one")
     return [replace(start, launch=launch) for start, launch in zip(starts, launches, strict=True)]
 
@@ -73,9 +83,8 @@ def read_list(path: str) -> tuple[list[Launch], list[str]]:
 
 
 def _starts_in(text: str, name: str, where: str) -> list[Launch]:
-    readers = {"script": _in_script, "unit": launches_in_unit, "manifest": launches_in_manifest}
     try:
-        launches = readers[kind_of(text, name)](text, name)
+        launches = _READERS[kind_of(text, name)](text, name)
     except BadInput as error:
         if re.search(_LOG, text):
             raise BadInput(_A_LOG.format(where)) from None
@@ -136,13 +145,15 @@ def _file_bytes(path: str) -> bytes:
 
 
 def kind_of(text: str, name: str) -> str:
-    """Returns the kind of a file by its text: script, unit or manifest; the name decides if the text does not."""
+    """Returns the kind of a file by its text: script, unit, supervisor or manifest; the name decides if the text does not."""
     lines = (line.strip() for line in text.split("\n"))
     first = next((line for line in lines if line and not line.startswith(("#", "//"))), "")
     if text.startswith("#!"):
         return "script"
     if re.match(_UNIT, first) or (re.search(_UNIT, text) and first.startswith(("[", ";"))):
         return "unit"
+    if re.search(r"(?m)^\[program:", text) and first.startswith(("[", ";")):
+        return "supervisor"
     is_yaml = re.match(_YAML, first) or re.match(_JSON, text) or name.lower().endswith(_YAML_NAMES)
     return "manifest" if is_yaml else "script"
 
@@ -169,10 +180,42 @@ def _in_script(text: str, name: str) -> list[Launch]:
                 notes.append(f"not followed: {followed}; missing variables may be set there")
             otherwise = tuple(other for other in others if other is not None)
             launches.append(replace(launch, otherwise=otherwise, notes=tuple(notes)))
+    launches += _in_here_documents(text, name)
     if "\r\n" in text:
         note = "the file has Windows line ends (CRLF); a shell on Linux would not run it as it is"
         launches = [replace(launch, notes=(*launch.notes, note)) for launch in launches]
     return launches
+
+
+def _in_here_documents(text: str, name: str) -> list[Launch]:
+    """Returns the starts in the units, manifests and scripts that a script writes."""
+    if "<<" not in text:
+        return []
+    reader, launches = Reader(text.replace("\r\n", "\n")), list[Launch]()
+    for _ in reader.tokens():
+        pass
+    for line, body in reader.here_documents:
+        kind = kind_of(body, "")
+        if "vllm" in body.lower() and (kind == "unit" or body.startswith("#!") or re.search(r"(?m)^(?:services|kind):", body)):
+            with suppress(BadInput):
+                launches += _READERS[kind]("\n" * (line - 1) + body, name)
+    return launches
+
+
+def _in_supervisor(text: str, name: str) -> list[Launch]:
+    """Returns the starts in the programs of supervisord."""
+    parser = RawConfigParser(strict=False, inline_comment_prefixes=(" ;",))
+    try:
+        parser.read_string(text)
+    except ConfigParserError as error:
+        raise BadInput(f"{name}: {' '.join(str(error).split())}") from None
+    launches: list[Launch | None] = []
+    for section in parser.sections():
+        command, place = parser[section].get("command", ""), f"{name}, {section}"
+        given = re.findall(r"(\w+)[ \t]*=[ \t]*(\"[^\"]*\"|'[^']*'|[^,\n]*)", parser[section].get("environment", ""))
+        environment = [(variable, value.strip("\"' ")) for variable, value in given]
+        launches.append(find_launch(plain_words(command, place), environment, place, re.findall(r"%\(\w+\)s", command)))
+    return [launch for launch in launches if launch is not None]
 
 
 # Finds vLLM starts in systemd unit files.
@@ -277,6 +320,11 @@ def _unit_command(words: list[str], environment: dict[str, str], growth: TextBud
         missing += [bare.group(1)] if bare else []
         done.append(_BRACED.sub(fill, word.replace("%%", "%")))
     return done, missing
+
+
+_READERS = {
+    "script": _in_script, "unit": launches_in_unit, "supervisor": _in_supervisor, "manifest": launches_in_manifest,
+}  # fmt: skip
 
 
 def with_requirement(launch: Launch, folder: str) -> Launch:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.launch.command_line import RUNTIME_ADDS, TEMPLATE_ADDS, Container, Launch, find_in_container
+from plimsoll.launch.command_line import RUNTIME_ADDS, TEMPLATE_ADDS, Container, Launch, find_in_container, find_launch
+from plimsoll.launch.shell_script import commands_in
 from plimsoll.launch.shell_words import joined_words
 
 Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | bool | None"
@@ -167,6 +168,8 @@ def starts_in_manifest(text: str, name: str) -> list[ManifestStart]:
     for document in documents:
         if isinstance(document, dict) and isinstance(document.get("services"), dict):
             starts += _in_compose(document, name)
+        elif isinstance(document, dict) and isinstance(document.get("run"), str):
+            starts += _in_task(document, name)
         else:
             starts += _in_kubernetes(document, name, runtimes)
     return starts
@@ -220,6 +223,20 @@ def _compose_words(value: Tree, source: str) -> tuple[str, ...] | None:
     if isinstance(value, list):
         return tuple(each for each in value if isinstance(each, str))
     return tuple(plain_words(value, source)) if isinstance(value, str) else None
+
+
+# SkyPilot
+
+
+def _in_task(document: dict[str, Tree], name: str) -> Iterator[ManifestStart]:
+    """Yields the starts in the script of a SkyPilot task."""
+    given = document.get("envs")
+    environment = [(n, value) for n, value in (given.items() if isinstance(given, dict) else ()) if isinstance(value, str)]
+    above = document.lines["run"] if isinstance(document, LinedMapping) else 0
+    for command in commands_in(_text(document["run"]) or "", environment):
+        place = f"{name}:{above + command.line}"
+        if launch := find_launch(command.words, command.environment, place, command.unresolved):
+            yield ManifestStart(launch, document, document, "task")
 
 
 # Kubernetes

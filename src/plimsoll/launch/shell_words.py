@@ -146,6 +146,7 @@ class Reader:
         self._text = text
         self._at = self._depth = 0
         self._line, self._line_at = 1, 0  # the line, and the position that it is true for
+        self.here_documents: list[tuple[int, str]] = []  # their first lines and texts, as far as they were read
 
     def tokens(self) -> Iterator[Word | Operator]:
         """Yields every word and operator in order, without comments, blanks and here-documents."""
@@ -157,8 +158,12 @@ class Reader:
             char, line = text[self._at], self._line_here()
             if char == "\n":
                 yield Operator("\n", line)
-                self._at = after_here_documents(text, self._at + 1, pending)
-                pending = []
+                for each in pending:
+                    start, self._at = self._at + 1, after_here_documents(text, self._at + 1, [each]) - 1
+                    body = text[start : self._at].removesuffix(each[0])
+                    body = re.sub(r"(?m)^\t+", "", body) if each[1] else body
+                    self.here_documents.append((self._line_here() - text.count("\n", start, self._at), body))
+                self._at, pending = self._at + 1, []
             elif char == "#":
                 end = text.find("\n", self._at)
                 self._at = len(text) if end < 0 else end

@@ -232,5 +232,5 @@ def _secrets(server: _Server) -> Iterator[Trap]:
 
 
 def _is_elsewhere(value: str) -> bool:
-    """True if it is a reference or a placeholder: `$KEY`, `<your token>`."""
-    return "$" in value or re.fullmatch(r"(?:.*=)?<.*>", value) is not None
+    """True if it is a reference or a placeholder: `$KEY`, `%(ENV_KEY)s`, `<your token>`."""
+    return "$" in value or re.fullmatch(r"(?:.*=)?(?:<.*>|%\(\w+\)s)", value) is not None

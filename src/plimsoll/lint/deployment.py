@@ -74,19 +74,21 @@ def deployments_in(path: str) -> list[Deployment]:
     kind = kind_of(text, name)
     if kind == "unit":
         deployments = [_unit(path, text, launch) for launch in launches]
-    elif kind == "script":
-        tails = [each.source.rpartition(":")[2] for each in launches]
-        lines = [int(tail) if tail.isdigit() else 1 for tail in tails]
-        deployments = [
-            Deployment(file=path, launch=each, kind="script", line=line, **_of_run(each))
-            for each, line in zip(launches, lines, strict=True)
-        ]
+    elif kind in ("script", "supervisor"):
+        deployments = [_script(path, launch) for launch in launches]
     else:
         deployments = [
-            (_service if start.kind == "compose" else _container)(path, start, launch)
+            _script(path, launch)
+            if start.kind == "task"
+            else (_service if start.kind == "compose" else _container)(path, start, launch)
             for start, launch in zip(starts_in_manifest(text, name), launches, strict=True)
         ]
     return [replace(deployment, text=text) for deployment in deployments]
+
+
+def _script(path: str, launch: Launch) -> Deployment:
+    tail = launch.source.rpartition(":")[2]
+    return Deployment(file=path, launch=launch, kind="script", line=int(tail) if tail.isdigit() else 1, **_of_run(launch))
 
 
 def _of_run(launch: Launch) -> dict[str, Any]:
