@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lab.guard.acting import Died, World
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look, Reach, WorkerMemory
@@ -289,6 +290,11 @@ class FakeSight:
 
     def engines(self) -> tuple[str, ...]:
         return (ENGINE,)
+
+    def suffering(self, engine: str, policy: ActPolicy) -> str:
+        """Nobody else carries its load."""
+        del engine, policy
+        return ""
 
 
 def parts_of(world: World) -> EngineAdapters:

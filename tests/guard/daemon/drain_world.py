@@ -139,6 +139,8 @@ class Book:
 
 
 class Sight:
+    who_suffers = ""
+
     async def look(self, engine: str) -> Look | None:
         del engine
         return None
@@ -153,6 +155,10 @@ class Sight:
 
     def engines(self) -> Sequence[str]:
         return ["a", "b"]
+
+    def suffering(self, engine: str, policy: ActPolicy) -> str:
+        del engine, policy
+        return self.who_suffers
 
 
 def parts_of(world: World) -> dict[str, EngineAdapters]:

@@ -20,6 +20,7 @@ from lab.guard.acting_play import SERVING, ends, killed_at, play, says, view_of
 from plimsoll.guard.act.decide import FleetView
 from plimsoll.guard.act.journal_entry import INTENT, OUTCOME
 from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.act.steps import SERVING as COURSE
 from plimsoll.guard.act.steps import End, Step, follows
@@ -378,8 +379,14 @@ async def nobody() -> Outcome:
     return unsure("unknown which model it serves")
 
 
+class Suffering(FakeSight):
+    def suffering(self, engine: str, policy: ActPolicy) -> str:
+        del engine, policy
+        return "z is out of rotation"
+
+
 DOUBTS: list[tuple[dict[str, Any], tuple[object, ...], str]] = [
-    ({"suffering": lambda: "z is out of rotation"}, UNDONE, "z is out of rotation"),
+    ({"sight": Suffering}, UNDONE, "z is out of rotation"),
     ({"restarter": Wrong}, UNDONE, "another process answers at this address"),
     ({"ask_once": nobody}, DONE, ""),
     ({}, UNDONE, "away"),
@@ -391,11 +398,11 @@ def test_what_speaks_against_it_after_it_was_begun(parts: dict[str, Any], wanted
     """Others fall away, a supervisor speaks of another process, another guard has acted; an unasked question is no doubt."""
 
     def given(world: World) -> EngineAdapters:
-        made = {name: one(world) if isinstance(one, type) else one for name, one in parts.items()}
+        made = {name: one(world) if isinstance(one, type) else one for name, one in parts.items() if name != "sight"}
         return parts_of(world)._replace(**made)
 
     more: dict[str, Any] = {} if parts else {"view": away}
-    world, book, _ = acted(parts=given, **more)
+    world, book, _ = acted(parts=given, sight=parts.get("sight", FakeSight), **more)
     assert result(world) == wanted
     assert said in says(world)
     assert unsafe(world, book) == []

@@ -205,13 +205,12 @@ async def test_a_balancer_that_was_reloaded_is_told_again(takes_out: Outcome | N
 async def test_the_others_end_it_when_they_cannot_carry_its_load(is_up: bool) -> None:
     """As a restart's drain; but an engine that does not answer would not help them."""
     world = World()
-    who: list[str] = []
-    guard = Guard(world, {"a": parts_of(world)["a"]._replace(suffering=lambda: "".join(who))})
+    guard = Guard(world)
     guard.sight.reach = Reach.ANSWERS if is_up else Reach.REFUSED
     await guard.drains.drain("a")
     await asyncio.sleep(0.1)
     assert not world.serves()
-    who.append("b cannot carry its load")
+    guard.sight.who_suffers = "b cannot carry its load"
     await asyncio.sleep(0.3)
     assert world.serves() is is_up
     assert ("the drain by hand ends: b cannot carry its load" in world.said) is is_up

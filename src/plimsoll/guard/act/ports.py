@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from plimsoll.guard.act.journal_entry import Entry
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.judge.look import Look
 from plimsoll.unknown import Condition
 
@@ -134,6 +135,7 @@ class EngineObserver(Protocol):
     def conditions(self, engine: str) -> Mapping[str, Condition]: ...  # as of the last look
     def unproved(self, engine: str, *, is_asked: bool = False) -> str: ...  # why it may serve somebody; "" where it does not
     def engines(self) -> Sequence[str]: ...  # all that are watched
+    def suffering(self, engine: str, policy: ActPolicy) -> str: ...  # why the others cannot carry its load; "" if they can
 
 
 # Optional abilities of a restarter beyond `Restarter`; guard tests for each by its methods.

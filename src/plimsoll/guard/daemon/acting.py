@@ -196,21 +196,19 @@ DOCTOR_MAX = 4 << 20
 class EngineEvidence:
     """Saves the evidence of one engine: log tail, metrics, gate state, stacks, and doctor's findings on them."""
 
-    def __init__(
-        self, keeper: EvidenceStore, url: str, *, log: str | None = None, restarter: Restarter | None = None,
-        gate_url: str | None = None, token: str | None = None,
-    ) -> None:  # fmt: skip
-        self._keeper, self._url, self._log, self._restarter = keeper, url, log, restarter
-        self._gate_url, self._token = gate_url or url, token
+    def __init__(self, store: EvidenceStore, engine: EngineConfig, log: str | None, restarter: Restarter | None) -> None:
+        self._store, self._engine, self._log, self._restarter = store, engine, log, restarter
 
     async def take(self, engine: str, action: str) -> Outcome:
         """Writes the folder, and adds the codes that doctor finds in it."""
         pids = () if self._restarter is None else await self._restarter.pids()
-        pages: dict[str, bytes | Callable[[], Awaitable[bytes]]] = {"metrics.txt": lambda: self._fetch(self._url, "/metrics")}
-        if self._token is not None:
+        about = self._engine
+        pages = {"metrics.txt": functools.partial(self._fetch, about.url, "/metrics")}
+        if about.token is not None:
             for name in ("state", "memory"):
-                pages[f"{name}.json"] = functools.partial(self._fetch, self._gate_url, f"/plimsoll/{name}", self._token)
-        outcome = await self._keeper.take(engine, action, EvidenceSources(self._log, pids, pages))
+                place = about.gate_url or about.url, f"/plimsoll/{name}", about.token
+                pages[f"{name}.json"] = functools.partial(self._fetch, *place)
+        outcome = await self._store.take(engine, action, EvidenceSources(self._log, pids, pages))
         folder = outcome.facts.get("folder")
         codes = await doctor_on(Path(folder)) if outcome.is_done and isinstance(folder, str) else ""
         if codes:
@@ -269,9 +267,7 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
     restarter = own or (engine.restart.build() if engine.restart is not None else None)
     log = str(files.own_log) if own is not None else engine.log
     gate = None if engine.token is None else GateHttpClient(engine.gate_url or engine.url, engine.token)
-    evidence = EngineEvidence(
-        EvidenceStore(files.evidence), engine.url, log=log, restarter=restarter, gate_url=engine.gate_url, token=engine.token
-    )
+    evidence = EngineEvidence(EvidenceStore(files.evidence), engine, log, restarter)
 
     async def context() -> float | None:
         model = await served_model(engine.url, engine.api_key)
@@ -438,9 +434,8 @@ class ActionRunner:
                 self._pods[name] = target
 
     def _informed(self, name: str, adapters: EngineAdapters) -> EngineAdapters:
-        """Returns the adapters of an engine, which can ask how the others bear it and what its witnesses say now."""
-        suffering = functools.partial(self.observer.suffering, name, self._setup.policy)
-        return adapters._replace(suffering=suffering, ask=functools.partial(self._ask_about, name))
+        """Returns the adapters of an engine, which can ask what its witnesses say now."""
+        return adapters._replace(ask=functools.partial(self._ask_about, name))
 
     def _restore(self, run: ActionRun) -> EngineAdapters | None:
         """Returns the adapters of a pod on which an earlier guard was acting and that has gone since; None if it is unknown."""

@@ -128,15 +128,10 @@ class CanarySender:
 def refused(reply: Reply, model: str, *, has_key: bool = False) -> str:
     if reply.status == 401:
         return "the engine rejects this API key" if has_key else "the engine requires an API key"
-    if reply.status == 403:
-        return "the engine does not allow it (403)"
-    if reply.status == 404:
-        if b"model" in reply.body.lower():  # vLLM's message for an unknown model; for an unknown path it is "Not Found"
-            return f"the engine does not serve a model named {model[:100]!r}"
-        return f"the engine does not serve {PATH}"
-    if reply.status == 429:
-        return "the engine is too busy for it (429)"
-    return f"the engine answers {PATH} with {reply.status}"
+    if reply.status == 404 and b"model" in reply.body.lower():  # vLLM's words; for an unknown path they are "Not Found"
+        return f"the engine does not serve a model named {model[:100]!r}"
+    known = {403: "does not allow it (403)", 404: f"does not serve {PATH}", 429: "is too busy for it (429)"}
+    return f"the engine {known.get(reply.status, f'answers {PATH} with {reply.status}')}"
 
 
 def _now_s() -> float:

@@ -186,10 +186,9 @@ class ManualDrains:
                 why = renewed.message if renewed.is_done is False else ""
                 renew_s = loop.time() + self._policy.lease_s / 3
             if not self._back[engine].is_set() and not why:  # does it return although no operator asked for it?
-                suffering = self._adapters[engine].suffering
                 if loop.time() >= end_s:
                     why = f"{self._longest_s / 60:.0f} min have passed"
-                elif suffering is not None and (who := suffering()):
+                elif who := self._ports.observer.suffering(engine, self._policy):
                     # An engine that does not answer would carry no load.
                     why = who if is_ready(await self._ports.observer.look(engine)) else ""
             if why and not self._back[engine].is_set():

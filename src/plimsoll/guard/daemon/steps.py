@@ -73,7 +73,6 @@ class EngineAdapters(NamedTuple):
     ask_once: Callable[[], Awaitable[Outcome]] | None = None  # one warm-up request
     context: Callable[[], Awaitable[float | None]] | None = None  # the longest request, in tokens
     progress: Callable[[], Awaitable[object]] | None = None  # changes while a start makes progress, such as the log's size
-    suffering: Callable[[], str] | None = None  # why the other engines cannot carry its load
     ask: Callable[[], Awaitable[None]] | None = None  # asks its supervisor and balancer now, for the next look
 
 
@@ -377,7 +376,7 @@ class ActionSteps:
             if await self._is_down():
                 who = await self._stopped_by_hand(run)
                 return failed(who) if who else done("the engine is down: nothing is in flight")
-            if self.adapters.suffering is not None and (who := self.adapters.suffering()):
+            if who := self._observer.suffering(run.engine, self._policy):
                 return failed(who)
             if now_s() >= renew_s:
                 is_out, outcome = None if balancer is None else await balancer.is_out(), done("out of rotation")
@@ -509,7 +508,7 @@ class ActionSteps:
             outcome = await self._idle(run)
             if not outcome.is_done:
                 return outcome.message
-        if self.adapters.suffering is not None and (who := self.adapters.suffering()):
+        if who := self._observer.suffering(run.engine, self._policy):
             return who
         return await self._stopped_by_hand(run) if await self._is_down() else await self._why_not_idle(run)
 
