@@ -7,16 +7,20 @@ over what others switched, restarted and ended. A separate annotation, which kub
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from plimsoll.guard.act.journal_entry import APPROVAL, CLOSED, OPENED, RESTART, SWITCH, Entry, needed
 from plimsoll.guard.act.journal_replay import open_actions
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.adapters.locks import LeaseLock
 from plimsoll.guard.daemon.journal import Journal
+from plimsoll.redaction import plain
 
 LOOK_EVERY_S, SAVE_EVERY_S = 5.0, 1.0
 MOST_LETTERS = 128 << 10  # the annotations of an object may have 256 KiB together
@@ -25,7 +29,12 @@ TEXT_MAX = 300  # letters of one text: whole sentences stay in the journal itsel
 ORPHAN_S = 7_200.0  # an action that only waited and was never closed is abandoned after this
 _OF_OTHERS = frozenset({SWITCH, RESTART, CLOSED, APPROVAL})
 """What a guard that runs takes up of another; an open action of a guard that lives is its own."""
+_Row = tuple[Annotated[float, msgspec.Meta(gt=0, lt=1e11)], str, str, str, str, dict[str, Any]]
 _QUIET = frozenset({"probation", "hold", "unshed", "unlock"})
+
+
+def _short(text: str) -> str:
+    return text[:TEXT_MAX]
 
 
 def written(entries: Sequence[Entry], now: float) -> str:
@@ -36,35 +45,19 @@ def written(entries: Sequence[Entry], now: float) -> str:
         run.action for run in open_actions(kept) if str(run.step) not in _QUIET or now - begun[run.action] < ORPHAN_S
     }  # fmt: skip
     kept = [one for one in kept if one.kind in _OF_OTHERS or one.action in is_open]
-    rows = [[entry.at, entry.kind, entry.engine, entry.action, entry.step, _short(entry.fields)] for entry in kept]
+    rows = [[entry.at, entry.kind, entry.engine, entry.action, entry.step, plain(entry.fields, _short)] for entry in kept]
     while (text := json.dumps(rows, separators=(",", ":"))) and (len(text) > MOST_LETTERS or len(rows) > MOST_ENTRIES):
         del rows[: max(1, len(rows) // 10)]
     return text
 
 
-def _short(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _short(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(inner) for inner in value]
-    return value[:TEXT_MAX] if isinstance(value, str) else value
-
-
 def read_state(text: str) -> list[Entry]:
     """Returns the entries in such a text; leaves out anything else."""
-    try:
-        rows = json.loads(text[: 2 * MOST_LETTERS]) if text else []
-    except (ValueError, RecursionError):
-        return []
     entries = []
-    for row in (rows if isinstance(rows, list) else [])[:MOST_ENTRIES]:
-        if not isinstance(row, list) or len(row) != 6:
-            continue
-        at, *words, fields = row
-        is_time = isinstance(at, int | float) and not isinstance(at, bool) and 0 < at < 1e11
-        if is_time and all(isinstance(word, str) for word in words) and isinstance(fields, dict):
-            kind, engine, action, step = words
-            entries.append(Entry(0, float(at), kind, engine, action, step, fields))
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        for row in msgspec.json.decode(text[: 2 * MOST_LETTERS] or "[]", type=list[msgspec.Raw])[:MOST_ENTRIES]:
+            with contextlib.suppress(msgspec.ValidationError):
+                entries.append(Entry(0, *msgspec.json.decode(row, type=_Row)))
     return entries
 
 

@@ -14,7 +14,7 @@ from plimsoll.doctor.rules.contained import last_words
 from plimsoll.findings import Severity
 from plimsoll.guard.act.steps import ActionRun
 from plimsoll.guard.judge.look import CardState, Look, Reach, WorkerMemory
-from plimsoll.redaction import hide_user_text, redact
+from plimsoll.redaction import hide_user_text, plain, redact
 from plimsoll.render.doctor import finding_json
 from plimsoll.render.guard import Clock, EngineView, Event, canary_json, condition_json, event_json, forecast_json, grade_of
 from plimsoll.render.journal import entry_sentence
@@ -22,8 +22,6 @@ from plimsoll.unknown import Reading, Unknown
 
 _TABLES = yaml.safe_load(files("plimsoll.guard.page").joinpath("figures.yaml").read_text(encoding="utf-8"))
 LONGEST = 300
-DEEPEST = 6
-MOST_ITEMS = 200
 MORE = "…"
 
 
@@ -43,21 +41,9 @@ def shown(text: str) -> str:
     return found if len(cut) == len(text) or found.endswith(MORE) else found[: LONGEST - 1] + MORE
 
 
-def tidy(value: object, depth: int = DEEPEST) -> object:
-    """Returns plain data with every text cleaned; cuts and marks parts that are too deep or too long."""
-    if isinstance(value, str):
-        return shown(value)
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    if value is None or isinstance(value, bool | int):
-        return value
-    if depth == 0:
-        return MORE
-    if isinstance(value, Mapping):
-        return {shown(str(name)): tidy(inner, depth - 1) for name, inner in list(value.items())[:MOST_ITEMS]}
-    if isinstance(value, list | tuple):
-        return [tidy(inner, depth - 1) for inner in value[:MOST_ITEMS]] + ([MORE] if len(value) > MOST_ITEMS else [])
-    return shown(str(value))
+def tidy(value: object) -> object:
+    """Returns plain data with every text cleaned."""
+    return plain(value, shown)
 
 
 NOT_SEEN = Unknown("not looked at yet")
