@@ -7,11 +7,12 @@ python -m lab.write_guard_page --check    exit 1 if they are not what guard read
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from lab.marked import placed
-from plimsoll.guard.config import KEYS
-from plimsoll.guard.config_fields import Key
+from plimsoll.guard.config import GuardConfig
+from plimsoll.guard.config_fields import Key, declared
 from plimsoll.guard.judge.policy import GRADES, THRESHOLDS, Threshold
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.units import GIB, MIB
@@ -26,6 +27,20 @@ TAKES = {
     "one of": "a word", "canary": "a time", "files": "a text, or a list", "gate": "an address", "labels": "a table",
     "plan": "a path", "secret": "a path", "socket": "a path", "timezone": "a text", "urls": "a text, or a list",
 }  # fmt: skip
+
+
+def all_keys(table: type, path: str = "") -> list[Key]:
+    """Returns every key of a table and of the tables in it, in the order of the documentation."""
+    fields = declared(table)
+    keys = {(path, key.name): replace(key, table=path) for _, key in fields} if path else {}
+    for _, key in fields:
+        for inner in key.classes:
+            for each in all_keys(inner, f"{path}.{key.name}" if path else key.name):
+                keys.setdefault((each.table, each.name), each)
+    return list(keys.values())
+
+
+KEYS = all_keys(GuardConfig)
 
 
 def numbers() -> str:

@@ -18,7 +18,8 @@ from lab.haproxy import Checks, DemoHAProxy
 from plimsoll.demo.balancer import HOST, DemoBalancer
 from plimsoll.demo.fleet import GPU, MODEL, NAMES, DemoFleet, end_process
 from plimsoll.errors import WorldFailed
-from plimsoll.guard.config import keys
+from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.config_fields import declared
 from plimsoll.guard.judge.policy import THRESHOLDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +116,7 @@ def scaled_numbers(scale: float) -> list[str]:
         times = [knob for knob in THRESHOLDS if knob.kind == kind and knob.unit == "s"]
         lines += [f"[policy.{kind}]", *(f'{one.name} = "{max(one.low, one.default / scale):g}s"' for one in times)]
     lines += ["[act]", 'journal = "state/guard.journal"', 'evidence = "state/evidence"']
-    for key in keys("act"):
+    for _, key in declared(ActPolicy):
         if key.kind == "time" and isinstance(key.default, float):
             lines.append(f'{key.name} = "{max(key.low, key.default / scale):g}s"')
     return lines

@@ -19,6 +19,7 @@ from lab import (
     write_monitoring_page,
     write_walks,
 )
+from lab.write_guard_page import KEYS
 from plimsoll.assets.alerts import groups_of
 from plimsoll.assets.inside_wheel import wheel_name
 from plimsoll.assets.launch import WAYS, launch_files
@@ -29,7 +30,6 @@ from plimsoll.cli.main import COMMANDS, main
 from plimsoll.guard.adapters.command import CommandRestarterConfig
 from plimsoll.guard.adapters.haproxy import HaproxyConfig
 from plimsoll.guard.adapters.locks import EtcdLockConfig
-from plimsoll.guard.config import KEYS
 from plimsoll.inside.endpoints import ENDPOINTS
 from tests.assets.plans import plan_of, settings_of
 from tests.each import each

@@ -143,13 +143,6 @@ class GuardConfig(key.ConfigTable):
         return BadInput(f"{self.name}, line {self.lines.of(*path)}: {message}")
 
 
-KEYS: tuple[key.Key, ...] = tuple(key.all_keys(GuardConfig))
-
-
-def keys(table: str) -> tuple[key.Key, ...]:
-    return tuple(each for each in KEYS if each.table == table)
-
-
 def read_guard_config(path: str) -> GuardConfig:
     """Reads the configuration in a file; BadInput, with the line, for any mistake."""
     try:

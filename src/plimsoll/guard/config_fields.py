@@ -69,17 +69,6 @@ def declared(table: type) -> list[tuple[str, Key]]:
     return pairs
 
 
-def all_keys(table: type, path: str = "") -> list[Key]:
-    """Returns every key of a table and of the tables in it, in the order of the documentation."""
-    fields = declared(table)
-    keys = {(path, key.name): dataclasses.replace(key, table=path) for _, key in fields} if path else {}
-    for _, key in fields:
-        for inner in key.classes:
-            for each in all_keys(inner, f"{path}.{key.name}" if path else key.name):
-                keys.setdefault((each.table, each.name), each)
-    return list(keys.values())
-
-
 def _field(kind: str, text: str, default: Any = None, *, key: str = "", **more: Any) -> Any:
     about = Key(kind=kind, text=text, name=key, default=None if default is dataclasses.MISSING else default, **more)
     shape: dict[str, Any] = {"metadata": {"key": about}, "repr": kind not in ("secret", "url")}
