@@ -400,7 +400,7 @@ class ActionRunner:
         )  # fmt: skip
         adapters = setup.adapters
         for name, one in adapters.items():
-            adapters[name] = self._informed(name, one)
+            adapters[name] = one._replace(ask=functools.partial(self._ask_about, name))
         self.conductor = Conductor(adapters, setup.policy, ports, pause_s=ROUND_S, restore=self._restore)
 
         def count(name: str) -> int | None:
@@ -430,12 +430,9 @@ class ActionRunner:
                 table.pop(name, None)
         for name, target in found.items():
             if name not in self._setup.adapters:
-                self._setup.add(target, self._informed(name, adapters_of(target, self._files)))
+                ask = functools.partial(self._ask_about, name)
+                self._setup.add(target, adapters_of(target, self._files)._replace(ask=ask))
                 self._pods[name] = target
-
-    def _informed(self, name: str, adapters: EngineAdapters) -> EngineAdapters:
-        """Returns the adapters of an engine, which can ask what its witnesses say now."""
-        return adapters._replace(ask=functools.partial(self._ask_about, name))
 
     def _restore(self, run: ActionRun) -> EngineAdapters | None:
         """Returns the adapters of a pod on which an earlier guard was acting and that has gone since; None if it is unknown."""
