@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.standin.request import RESERVED, VOCABULARY, content_ids, decode, draw, encode
-from plimsoll.standin.serve.generation import LONG, encoded_in_pieces
+from plimsoll.standin.serve.generation import LONG
 from tests.standin.servers import standin
 
 PROSE = (
@@ -55,15 +54,6 @@ def test_content_is_told_by_every_token_and_its_place() -> None:
         after = content_ids(other, 16).tolist()
         assert [one == two for one, two in zip(before, after, strict=True)] == [True, False, True, True]
     assert content_ids(tokens[:15], 16).tolist() == []
-
-
-@pytest.mark.parametrize(
-    "text", ["", "one", "a few  words\n\n\tand_some longerwordsthaneight, and marks!  ", "x" * 50, " " * 40]
-)
-def test_a_text_in_pieces_has_the_same_tokens(text: str) -> None:
-    """Wherever it is cut."""
-    for size in range(1, 20):
-        assert encoded_in_pieces(text, size) == encode(text)
 
 
 def test_a_long_text_does_not_hold_up_the_server() -> None:

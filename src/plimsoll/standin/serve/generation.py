@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import time
 import uuid
 import zlib
@@ -32,31 +31,17 @@ HANDED_IN_AT_ONCE = 64  # then other coroutines have a turn
 PIECES = tuple(piece(token).encode() for token in range(RESERVED))  # letters and a blank: nothing that JSON would escape
 LONGEST_PIECE = 9  # letters of a token, with the blank before it
 
-# Texts to token ids without making others wait: a long text is encoded in a thread, piece by piece.
+# Texts to token ids without making others wait: a long text is encoded in a thread.
 
 LONG = 256 * 1024  # letters; so many take some 50 ms
-PIECE = 16 * 1024  # letters; a thread holds the interpreter while it encodes a piece
-_BLANK = re.compile(r"\s")
 
 
 async def encoded(text: str) -> list[int]:
-    return encode(text) if len(text) <= LONG else await asyncio.to_thread(encoded_in_pieces, text)
+    return encode(text) if len(text) <= LONG else await asyncio.to_thread(encode, text)
 
 
 async def words_of(ids: list[int]) -> list[str]:
     return [piece(one) for one in ids] if len(ids) <= LONG else await asyncio.to_thread(lambda: [piece(one) for one in ids])
-
-
-def encoded_in_pieces(text: str, size: int = PIECE) -> list[int]:
-    """Returns the same tokens as `encode`: each whitespace character begins a token, so a text may be cut before it."""
-    ids: list[int] = []
-    begin = 0
-    while begin < len(text):
-        blank = _BLANK.search(text, begin + size)
-        end = len(text) if blank is None else blank.start()
-        ids += encode(text[begin:end])
-        begin = end
-    return ids
 
 
 # Prompts: cut to the wanted length, refused where they do not fit.
