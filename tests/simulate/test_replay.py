@@ -10,7 +10,7 @@ import pytest
 from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.clock import advance
-from plimsoll.simulate.replay import FOREVER, LOG_ROWS, NEVER, STEP_COLUMNS, Replay, new_record, replay, speed_up
+from plimsoll.simulate.replay import FOREVER, LOG_ROWS, STEP_COLUMNS, Replay, new_record, replay, speed_up
 from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import Integers, Trace, make_trace
@@ -65,75 +65,6 @@ def test_one_request_by_hand() -> None:
     assert run.usage_ns[:4].tolist() == [0, 0, first + second, third]
 
 
-def test_a_prompt_is_computed_in_chunks() -> None:
-    """None is above the budget or, while others are there, the threshold; without chunks it waits to be taken whole."""
-    settings = EngineLimits(max_num_batched_tokens=40, max_num_seqs=4)
-    run, rows = _run(_trace([(0, 100, 2)]), settings)
-    assert _column(rows, "sched_tokens") == [40, 40, 20, 1]
-    assert run.first_token_ns.tolist() == [30]
-    settings = EngineLimits(long_prefill_token_threshold=10)
-    assert _column(_run(_trace([(0, 25, 1), (0, 25, 1)]), settings)[1], "sched_tokens") == [20, 20, 10]
-    assert _column(_run(_trace([(0, 25, 1)]), settings)[1], "sched_tokens") == [25]
-    settings = EngineLimits(max_num_seqs=8, max_num_batched_tokens=100, max_model_len=100)
-    trace = _trace([(0, 60, 1), (0, 60, 1), (0, 10, 1)])
-    assert _column(_run(trace, settings._replace(chunked_prefill=False))[1], "sched_tokens") == [60, 70]
-    assert _column(_run(trace, settings)[1], "sched_tokens") == [100, 30]
-
-
-def test_room_is_kept_before_a_prompt_is_let_in() -> None:
-    """A watermark while something runs; the whole prompt must fit before its first chunk, unless that is switched off."""
-    trace = _trace([(0, 100, 5), (0, 40, 5), (1000, 150, 5)])
-    settings = EngineLimits(num_blocks=11, max_num_seqs=4)
-    assert replay(trace, settings, TICK).first_sched_ns.tolist() == [0, 0, 1000]
-    assert replay(trace, settings._replace(watermark=0.2), TICK).first_sched_ns.tolist() == [0, 50, 1000]
-    trace = _trace([(0, 100, 5), (20, 64, 1)])
-    settings = EngineLimits(num_blocks=11, max_num_seqs=4, max_num_batched_tokens=40)
-    assert replay(trace, settings, TICK).first_sched_ns.tolist() == [0, 70]
-    assert replay(trace, settings._replace(reserve_full_isl=False), TICK).first_sched_ns.tolist() == [0, 20]
-
-
-def test_one_token_of_output_ends_with_the_prompt() -> None:
-    """The only token comes with the prompt's last chunk and never gets a block of its own."""
-    run, rows = _run(_trace([(0, 32, 1)]), EngineLimits())
-    assert (len(rows), _column(rows, "used_blocks")) == (1, [2])
-    assert run.first_token_ns.tolist() == run.finish_ns.tolist() == [10]
-    assert run.produced.tolist() == [1]
-
-
-@pytest.mark.parametrize(("prompt", "hit"), [(31, 16), (32, 16), (33, 32), (48, 32), (49, 48), (16, 0)])
-def test_a_repeated_prompt_hits_all_blocks_but_the_last_token_s(prompt: int, hit: int) -> None:
-    """At least one token must be computed: a prompt of exactly k blocks hits k - 1 of them."""
-    trace = _trace([(0, prompt, 1), (1000, prompt, 1)], [[1, 2, 3, 4]] * 2)
-    run, _ = _run(trace, EngineLimits())
-    assert run.cached_tokens.tolist() == [0, hit]
-    assert (run.totals.hit_tokens, run.totals.query_tokens) == (hit, 2 * prompt)
-
-
-def test_blocks_are_shared_where_beginnings_are_alike() -> None:
-    """The second holder counts in the tables, not in the pool; another first id is other content."""
-    run, rows = _run(_trace([(0, 40, 9), (20, 40, 9)], [[1, 2, 3]] * 2), EngineLimits())
-    assert _column(rows, "used_blocks")[2] == 4
-    assert _column(rows, "table_blocks")[2] == 6
-    assert run.cached_tokens.tolist() == [0, 32]
-    differ, _ = _run(_trace([(0, 48, 1), (1000, 48, 1)], [[1, 2, 3], [9, 2, 3]]), EngineLimits())
-    unknown, _ = _run(_trace([(0, 48, 1), (1000, 48, 1)]), EngineLimits())
-    switched_off, rows = _run(_trace([(0, 48, 1), (1000, 48, 1)], [[1, 2, 3]] * 2), EngineLimits(prefix_caching=False))
-    assert differ.totals.hit_tokens == unknown.totals.hit_tokens == switched_off.totals.hit_tokens == 0
-    assert _column(rows, "query_tokens_cum") == [0, 0]
-
-
-def test_too_long_requests_are_rejected_and_the_others_run() -> None:
-    """One token more than the model takes, or than the pool holds beside the null block; exactly as many is accepted."""
-    trace = _trace([(0, 90, 10), (0, 91, 10), (0, 10, 1)])
-    by_model = replay(trace, EngineLimits(max_model_len=100), TICK)
-    by_pool = replay(trace, EngineLimits(num_blocks=11, block_size=10), TICK)
-    for run in (by_model, by_pool):
-        assert run.is_rejected.tolist() == [False, True, False]
-        assert (run.totals.finished, run.totals.rejected) == (2, 1)
-        assert (run.finish_ns[1], run.first_sched_ns[1], run.produced[1]) == (NEVER, NEVER, 0)
-        assert run.produced.tolist() == [10, 0, 1]
-
-
 def test_nothing_to_do_is_a_result() -> None:
     """Rejected requests or none make no step; the clock jumps to the next arrival, and idle time is not busy time."""
     run = replay(_trace([(0, 90, 10), (50, 91, 10)]), EngineLimits(max_model_len=20), TICK)
@@ -146,28 +77,12 @@ def test_nothing_to_do_is_a_result() -> None:
     assert (run.totals.busy_ns, run.totals.end_ns) == (20, 1010)
 
 
-def test_priority_goes_before_arrival_and_arrival_before_number() -> None:
-    """As text, as vLLM compares ids; the least urgent gives way, or the last that was let in."""
-    settings = EngineLimits(max_num_seqs=1, policy="priority")
-    run = replay(_trace([(0, 5, 1)] * 12), settings, TICK)
-    assert np.argsort(run.first_sched_ns).tolist() == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert np.argsort(replay(_trace([(0, 5, 1)] * 12), EngineLimits(max_num_seqs=1), TICK).first_sched_ns).tolist() == [
-        *range(12)
-    ]
-    trace = make_trace("t", [0, 1, 1, 2], [5] * 4, [4, 1, 1, 1], [0, 5, 5, -1])
-    settings = EngineLimits(max_num_seqs=1)
-    by_priority = replay(trace, settings._replace(policy="priority"), TICK)
-    assert np.argsort(by_priority.first_sched_ns).tolist() == [0, 3, 1, 2]
-    assert np.argsort(replay(trace, settings, TICK).first_sched_ns).tolist() == [0, 1, 2, 3]
-    trace = make_trace("t", [0, 0], [16, 16], [30, 30], [1, 0])
-    settings = EngineLimits(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=64)
-    assert replay(trace, settings, TICK).preemptions.tolist() == [0, 1]
-    assert replay(trace, settings._replace(policy="priority"), TICK).preemptions.tolist() == [1, 0]
-
-
 def test_a_preempted_request_hits_its_own_blocks() -> None:
-    """It comes back with all that it had, finds its full blocks but the one taken meanwhile, and computes the rest again."""
-    run, rows = _run(_trace([(0, 32, 30), (0, 32, 20)]), EngineLimits(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=64))
+    """It finds its full blocks but the one taken meanwhile, and computes the rest again; without a cache, all of it."""
+    settings = EngineLimits(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=64)
+    without, _ = _run(_trace([(0, 32, 30), (0, 32, 20)]), settings._replace(prefix_caching=False))
+    assert (without.totals.preemptions, without.totals.resumed_hit_tokens, without.totals.recomputed_tokens) == (1, 0, 48)
+    run, rows = _run(_trace([(0, 32, 30), (0, 32, 20)]), settings)
     assert run.preemptions.tolist() == [0, 1]
     assert run.cached_tokens.tolist() == [0, 0]  # of first admissions alone
     totals = run.totals
@@ -177,24 +92,6 @@ def test_a_preempted_request_hits_its_own_blocks() -> None:
     assert totals.scheduled_tokens == 32 + 29 + 32 + 19 + totals.recomputed_tokens
     assert sum(_column(rows, "resumed")) == sum(_column(rows, "preempted")) == 1
     assert run.produced.tolist() == [30, 20]
-
-
-def test_without_the_cache_all_is_computed_again() -> None:
-    """The same preemption, and nothing to come back to."""
-    settings = EngineLimits(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=64, prefix_caching=False)
-    run, _ = _run(_trace([(0, 32, 30), (0, 32, 20)]), settings)
-    assert (run.totals.preemptions, run.totals.resumed_hit_tokens, run.totals.recomputed_tokens) == (1, 0, 48)
-
-
-def test_two_batches_are_under_way_with_async_scheduling() -> None:
-    """The next step is decided while one runs: tokens are the same, and a step starts when the last one ends."""
-    trace = _trace([(0, 20, 8), (0, 20, 3)])
-    plain, _ = _run(trace, EngineLimits())
-    run, rows = _run(trace, EngineLimits(async_scheduling=True))
-    assert run.produced.tolist() == plain.produced.tolist() == [8, 3]
-    assert run.finish_ns.tolist() == plain.finish_ns.tolist()
-    starts, ends = _column(rows, "t_start_ns"), _column(rows, "t_end_ns")
-    assert starts[1:] == ends[:-1]
 
 
 def test_a_table_of_step_times_replaces_the_line() -> None:
