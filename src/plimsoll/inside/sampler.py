@@ -1,10 +1,10 @@
 """The thread in each worker that writes its figures to a file, once a second.
 
 While a worker starts, the thread makes no CUDA call: one from another thread can spoil the recording of a CUDA graph. Torch's
-statistics are host memory, and NVML needs no context; walks over the segments and calls to the device wait until the worker
-serves. No attribute of vLLM's worker says when it serves, so the probe notes when the worker's warm-up returns (`is_warm`); a
-call from outside proves it too, since the engine takes none before. Where the warm-up could not be watched (`is_watched` is
-false), a worker counts as serving a minute after its KV cache was seen.
+statistics are host memory; walks over the segments and questions about the device wait until the worker serves. No attribute of
+vLLM's worker says when it serves, so the probe notes when the worker's warm-up returns (`is_warm`); a call from outside proves
+it too, since the engine takes none before. Where the warm-up could not be watched (`is_watched` is false), a worker counts as
+serving a minute after its KV cache was seen.
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ def _bytes(holder: Any, name: str) -> int | None:
     return None
 
 
-# NVML needs no CUDA context, so it can be read while a worker starts. The worker's device is found by UUID once torch may be
-# asked for it; before that by CUDA_VISIBLE_DEVICES, where that is unambiguous. A slice of a device (MIG) is not looked up:
-# NVML's figures would be those of the whole device.
+# The worker's device is found by its UUID, for which torch may be asked once the worker serves. A slice of a device (MIG) is
+# not looked up: NVML's figures would be those of the whole device.
 
 _HOMES = ("vllm.third_party.pynvml", "pynvml")  # vLLM brings its own copy
 SHARES = ("device_memory.by_this_process", "device_memory.by_others")  # unknown together
@@ -113,21 +112,17 @@ class DeviceReading(NamedTuple):
 class Nvml:
     """NVML's view of one CUDA device; opened at the first reading, and not read again once it has failed for good."""
 
-    def __init__(self, index: int, environ: Mapping[str, str] | None = None, module: Any = None) -> None:
-        self.index = index
-        self.environ = os.environ if environ is None else environ
+    def __init__(self, module: Any = None) -> None:
         self._module = module
-        self._is_open = False
         self._handle: Any = None
-        self._is_sure = False  # True if the handle was found by UUID
         self._refused: str | None = None
 
-    def memory(self, uuid: str | None, reserved: int | None, pid: int) -> DeviceReading:
+    def memory(self, uuid: str, reserved: int | None, pid: int) -> DeviceReading:
         """Returns the device's memory and this process's part of it, which is at least `reserved`, torch's own bytes."""
         try:
             handle = self._found(uuid)
             if handle is None:
-                return DeviceReading(None, None, {"device_memory": self._refused or "NVML does not know this device yet"})
+                return DeviceReading(None, None, {"device_memory": str(self._refused)})
             nvml = self._module
             try:  # with v2 the driver's own memory is in neither free nor used, as in nvidia-smi
                 memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
@@ -135,7 +130,8 @@ class Nvml:
                 memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             total, free, used = int(memory.total), int(memory.free), int(memory.used)
             own, reason = self._own(handle, reserved, pid)
-            name = self._text(nvml.nvmlDeviceGetName(handle))
+            name = nvml.nvmlDeviceGetName(handle)
+            name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
         except Exception as error:  # NVML's errors share no base with anybody's; a driver may be replaced under us
             return DeviceReading(None, None, {"device_memory": f"NVML failed: {type(error).__name__}"})
         others = None if own is None else max(0, used - own)
@@ -143,51 +139,25 @@ class Nvml:
         reasons = {} if own is not None else dict.fromkeys(SHARES, reason)
         return DeviceReading(figures, name, reasons)
 
-    def _found(self, uuid: str | None) -> Any:
-        if self._refused is not None or (self._handle is not None and (self._is_sure or uuid is None)):
-            return None if self._refused else self._handle
-        if not self._is_open:
-            for home in _HOMES if self._module is None else ():
-                with contextlib.suppress(Exception):  # missing or broken: try the next one
-                    self._module = importlib.import_module(home)
-                    break
-            if self._module is None:
-                self._refused = "NVML is not here"
-                return None
-            self._module.nvmlInit()
-            self._is_open = True
-        if uuid is not None:
-            self._handle, self._is_sure = self._module.nvmlDeviceGetHandleByUUID(uuid), True
-        else:
-            self._handle = self._by_environment()
-        is_sliced = False
+    def _found(self, uuid: str) -> Any:
+        if self._refused is not None or self._handle is not None:
+            return self._handle
+        for home in _HOMES if self._module is None else ():
+            with contextlib.suppress(Exception):  # missing or broken: try the next one
+                self._module = importlib.import_module(home)
+                break
+        if self._module is None:
+            self._refused = "NVML is not here"
+            return None
+        self._module.nvmlInit()
+        handle, is_sliced = self._module.nvmlDeviceGetHandleByUUID(uuid), False
         with contextlib.suppress(Exception):  # most devices cannot be sliced, and say so with an error
-            is_sliced = self._handle is not None and bool(self._module.nvmlDeviceGetMigMode(self._handle)[0])
+            is_sliced = bool(self._module.nvmlDeviceGetMigMode(handle)[0])
         if is_sliced:
-            self._handle, self._refused = None, "the device is cut into slices (MIG); NVML's figures are those of the whole"
+            self._refused = "the device is cut into slices (MIG); NVML's figures are those of the whole"
+        else:
+            self._handle = handle
         return self._handle
-
-    def _by_environment(self) -> Any:
-        """Returns the device that the environment names; None where that could be another one."""
-        nvml = self._module
-        visible = self.environ.get("CUDA_VISIBLE_DEVICES")
-        entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
-        if entries is not None and self.index >= len(entries):
-            return None
-        entry = str(self.index) if entries is None else entries[self.index]
-        if entry.startswith("MIG-"):
-            self._refused = "the device is a slice of one (MIG); NVML's figures are those of the whole"
-            return None
-        if entry.startswith("GPU-"):
-            return nvml.nvmlDeviceGetHandleByUUID(entry)  # NVML refuses a shortened UUID, so it never finds another device
-        if not (entry.isascii() and entry.isdigit()) or int(entry) >= nvml.nvmlDeviceGetCount():
-            return None
-        handles = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(nvml.nvmlDeviceGetCount())]
-        # CUDA numbers devices by speed by default, NVML by their place on the bus: the same if all are alike.
-        names = {self._text(nvml.nvmlDeviceGetName(handle)) for handle in handles}
-        if len(names) > 1 and self.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-            return None
-        return handles[int(entry)]
 
     def _own(self, handle: Any, reserved: int | None, pid: int) -> tuple[int | None, str]:
         """Returns this process's bytes, or None and the reason."""
@@ -201,10 +171,6 @@ class Nvml:
                 return None, "NVML's process of this number holds less than torch does, so it is another one"
             return int(process.usedGpuMemory), ""
         return None, "NVML lists no process of this number, as in a container with process numbers of its own"
-
-    @staticmethod
-    def _text(value: Any) -> str:
-        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 UNWATCHED_WARM_UP_S = 60.0
@@ -349,11 +315,13 @@ class Sampler:
         if self._torch is None or self._nvml is None:
             index = getattr(device, "index", None) or 0
             torch, nvml = self._modules
-            self._torch, self._nvml = Torch(torch or sys.modules["torch"], index), Nvml(index, module=nvml)
+            self._torch, self._nvml = Torch(torch or sys.modules["torch"], index), Nvml(nvml)
         held = self._of_allocator(self._torch, now, reasons, is_serving=is_serving)
         if self._uuid is None and is_serving:
             self._uuid = self._torch.uuid()
-        reading = self._nvml.memory(self._uuid, None if held is None else held["reserved"], self._pid)
+        reading = DeviceReading(None, None, {"device_memory": "torch does not name the device" if is_serving else "it starts"})
+        if self._uuid is not None:
+            reading = self._nvml.memory(self._uuid, None if held is None else held["reserved"], self._pid)
         memory, name, whys = reading
         if memory is None and is_serving:
             free, total = self._torch.free_and_total()
