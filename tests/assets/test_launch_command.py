@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plimsoll.assets.launch_command import Ready, facts_of, planned_line, release_of, why_it_does_not_fit
 from plimsoll.errors import BadInput
 from tests.assets.plans import MODELS, SECRET, made_ready, plan_of
-from tests.each import each
+from tests.each import cases, each
 
 LLAMA = MODELS[0]
 PLAN = plan_of("vllm", "serve", LLAMA, "--max-model-len", "8k", "--tensor-parallel-size", "2")
@@ -138,18 +138,7 @@ def test_expandable_segments_where_they_help(
     assert found == ([expected] if expected else [])
 
 
-@each(
-    ("words", "said"),
-    [
-        (("--uds", "/run/v.sock"), "--uds"),
-        (("--ssl-keyfile", "k.pem"), "TLS"),
-        (("--headless",), "several machines"),
-        (("--nnodes", "2"), "several machines"),
-        (("--data-parallel-size", "2", "--data-parallel-address", "10.0.0.1"), "several machines"),
-        (("--port", "0"), "no port"),
-        (("--override-generation-config", '{"token": "hf_abcdefghijklmnopqrstuvwxyz012345"}'), "the plan hides"),
-    ],
-)
+@each(("words", "said"), cases("assets", "what_cannot_be_launched_is_refused_in_one_line"))
 def test_what_cannot_be_launched_is_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
     """No file is better than one that does not start."""
     with pytest.raises(BadInput, match=said) as caught:

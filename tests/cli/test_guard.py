@@ -26,7 +26,7 @@ from plimsoll.guard.judge.judge import QUESTIONS
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.launch.options import options_of
 from tests.cli.answers import shell
-from tests.each import each
+from tests.each import cases, each
 from tests.fakes import TOKEN as STANDIN_TOKEN
 from tests.guard.daemon.guards import TOKEN, guarding
 from tests.net.page_server import PAGE, Handler, receiving, serving
@@ -306,17 +306,7 @@ def test_the_page_names_all_there_is() -> None:
 # What it is told of acting: --act, [act], and a server of its own behind --.
 
 
-@each(
-    ("words", "where"),
-    [
-        ("vllm serve m", "http://127.0.0.1:8000"),
-        ("vllm serve m --port 9000 --host 0.0.0.0", "http://127.0.0.1:9000"),
-        ("vllm serve m --host=:: --port=9000", "http://[::1]:9000"),
-        ("vllm serve m --host 10.0.0.7 --port 1 --port 2", "http://10.0.0.7:2"),
-        ("numactl -N 0 vllm serve m --port 9001 --ssl-certfile c --ssl-keyfile k", "https://127.0.0.1:9001"),
-        ("python -m vllm.entrypoints.openai.api_server --model m --port 9002", "http://127.0.0.1:9002"),
-    ],
-)
+@each(("words", "where"), cases("cli", "a_server_of_its_own_is_watched_where_its_command_says"))
 def test_a_server_of_its_own_is_watched_where_its_command_says(words: str, where: str) -> None:
     """Behind -- nothing is guard's own; the address is that of --host and --port, and a wildcard is this machine."""
     asked = guard_options(["--act", "--", *words.split(), "--act", "--engine", "http://not.ours"], {"PLIMSOLL_TOKEN": "t" * 16})

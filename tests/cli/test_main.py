@@ -22,7 +22,7 @@ from plimsoll.cli.flags import FlagsOptions
 from plimsoll.cli.main import COMMANDS, main, parse
 from plimsoll.launch.options import options_of
 from tests.cli.answers import LLAMA, ask, ask_process, shell
-from tests.each import each
+from tests.each import cases, each
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "article-start.sh")
@@ -119,18 +119,7 @@ def test_what_another_branch_of_a_script_gives_is_checked(tmp_path: Path) -> Non
     ask("flags --vllm 0.32.0", str(script))
 
 
-@each(
-    "words",
-    [
-        ["env", "HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz", "vllm", "serve", "m", "--api-key", "hunter2secret"],
-        ["vllm", "serve", "m", "hf_abcdefghijklmnopqrstuvwxyz"],
-        ["vllm", "serve", "https://joe:hf_abcdefghijklmnopqrstuvwxyz@host/m"],
-        ["vllm", "serve", "m", "--kv-transfer-config.kv_connector_extra_config.token", "hf_abcdefghijklmnopqrstuvwxyz"],
-        ["vllm", "serve", "m", "--api-kye", "abcdefghijklmnopqrstuvwxyz-hf"],
-        ["vllm", "serve", "m", "--kv-transfer-config", '{"password": "hf_abcdefghijklmnopqrstuvwxyz"}'],
-        ["env", "OPENAI_API_KEY=abcdefghijklmnopqrstuvwxyz", "vllm", "serve", "m"],
-    ],
-)
+@each("words", cases("cli", "secrets_are_hidden_wherever_they_stand_and_are_to_be_put_back"))
 def test_secrets_are_hidden_wherever_they_stand_and_are_to_be_put_back(words: list[str]) -> None:
     """As a stray word, in the model's address, behind a dotted key or a mistyped flag, in JSON, in the environment."""
     text = ask("flags --", *words, code=None).out

@@ -15,7 +15,7 @@ import pytest
 
 from plimsoll.standin.launch import CARD, MODEL
 from tests.cli.answers import CPU, ask
-from tests.each import each
+from tests.each import cases, each
 from tests.options import standin_options
 
 
@@ -100,17 +100,7 @@ def test_what_is_not_imitated_is_said() -> None:
     assert standin_options(["--vllm", "99.0.0", "--made-up"], {}).launches[0].failure is None, "a later one may know more"
 
 
-@each(
-    ("words", "environ"),
-    [
-        (["--host", "0.0.0.0", "--api-key", "k"], {}),
-        (["--host", "0.0.0.0"], {"PLIMSOLL_TOKEN": "a-long-enough-token"}),
-        (["--host", "0.0.0.0"], {"VLLM_API_KEY": "k"}),
-        (["--host", "localhost"], {}),
-        (["--host", "::1"], {}),
-        (["--host", "127.3.2.1"], {}),
-    ],
-)
+@each(("words", "environ"), cases("cli", "an_open_address_needs_a_secret"))
 def test_an_open_address_needs_a_secret(words: list[str], environ: dict[str, str]) -> None:
     """With a token or a key any address will do; this machine's own needs none."""
     assert standin_options(words, environ).launches[0].options.host == words[1]

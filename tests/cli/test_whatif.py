@@ -20,6 +20,7 @@ from plimsoll.simulate.summary import summarise
 from plimsoll.tune.goodput import Slo
 from tests.cli.answers import CAPTURES, LLAMA, ask
 from tests.cli.test_guard import config, holds
+from tests.each import cases
 from tests.guard.daemon.guards import guarding
 from tests.simulate.golden_runs import hand_made
 
@@ -74,16 +75,7 @@ def test_changes_become_options() -> None:
         changed(plain, {"gpu": "H100"})
 
 
-@pytest.mark.parametrize(
-    ("cards", "was", "now", "tied"),
-    [
-        (("H100", "H100"), (50, 60, 40), (55, 65, 45), False),
-        (("H100", "L40S"), (50, 60, 40), (55, 65, 45), True),  # the two clocks may be off in opposite ways
-        (("H100", "L40S"), (50, 52, 48), (90, 92, 88), False),
-        (("H100", "H100"), (50, 60, 40), (50, 60, 40), True),
-        (("H100", "H100"), (50, 60, 40), (52, 59, 45), True),
-    ],
-)
+@pytest.mark.parametrize(("cards", "was", "now", "tied"), cases("cli", "a_tie_is_what_the_clock_cannot_tell"))
 def test_a_tie_is_what_the_clock_cannot_tell(
     cards: tuple[str, str], was: tuple[int, ...], now: tuple[int, ...], tied: bool
 ) -> None:

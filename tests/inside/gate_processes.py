@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import multiprocessing
 import os
 import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from plimsoll.inside.admission import StaleEpoch, begin
-from plimsoll.inside.answers import AskRefused
-from plimsoll.inside.gate_control import Calls
 from plimsoll.inside.places import server_key
 from plimsoll.inside.shared import Shared, SharedPage
 from tests.fakes import EngineClient
@@ -49,39 +43,12 @@ def writer(path: str, seconds: float, pipe: Connection) -> None:
     pipe.send(count)
 
 
-def raiser(folder: str, key: int, epochs: list[int], pipe: Connection) -> None:
-    """Comes with one epoch after the other; says which were taken."""
-    shared = Shared(folder, key, fellows_expected=True)
-    taken = []
-    for epoch in epochs:
-        with contextlib.suppress(StaleEpoch), shared.common.changing():
-            shared.set_drain(begin(shared.drain(), time.monotonic(), epoch=epoch))
-            taken.append(epoch)
-    pipe.send(taken)
-
-
 def half_way(path: str, pipe: Connection) -> None:
     page = SharedPage(PAIR, path)
     with page.changing():
         page["first"] = 99
         pipe.send("inside")
         pipe.recv()
-
-
-def caller(lock_path: str, pipe: Connection) -> None:
-    """Tries to call the workers while another process does."""
-
-    async def try_it() -> str:
-        client: Any = EngineClient()
-        client.may_answer.set()
-        try:
-            await Calls(lock_path).call(client, "plimsoll_compact")
-        except AskRefused:
-            return "busy"
-        return "done"
-
-    while pipe.recv() != "end":
-        pipe.send(asyncio.run(try_it()))
 
 
 def meter(folder: str, key: int, begun: int, pipe: Connection) -> None:

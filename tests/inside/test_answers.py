@@ -35,7 +35,7 @@ from plimsoll.inside.answers import (
     with_headers,
 )
 from plimsoll.vllm import versions
-from tests.each import each, rows
+from tests.each import cases, each, rows
 from tests.fakes import Wire
 
 RELEASE = "0.32.0"
@@ -91,17 +91,7 @@ def test_what_is_not_known_is_work(path: str, method: str) -> None:
         assert route_of("http", method, path) == WORK
 
 
-@each(
-    ("path", "root", "expected"),
-    [
-        ("/v1/models", "", "/v1/models"),
-        ("/api/v1/models", "/api", "/v1/models"),
-        ("/api/v1/models", "/api/", "/v1/models"),
-        ("/v1/models", "/api", "/v1/models"),  # a proxy has cut it off already
-        ("/api", "/api", "/"),
-        ("/apiary/plimsoll", "/api", "/apiary/plimsoll"),
-    ],
-)
+@each(("path", "root", "expected"), cases("inside", "the_root_path_is_cut_off_whole"))
 def test_the_root_path_is_cut_off_whole(path: str, root: str, expected: str) -> None:
     """A prefix ends where a name ends."""
     assert path_of(path, root) == expected

@@ -23,7 +23,6 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate import Gate
 from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.shared import ASLEEP, PAUSED
-from plimsoll.inside.tick import OwnPort, Tick
 from tests.fakes import BEARER, EngineClient, State, Wire, ask, hello, http_scope, settings
 from tests.inside.test_answers import STEERED, WORKING
 from tests.inside.test_gate_control import Around, drain, feed, made
@@ -328,46 +327,6 @@ def test_asking_after_earlier_work_does_not_put_phase_two_off(tmp_path: Path) ->
     assert core.shared.own["last_admitted_ns"] == 0
     asyncio.run(ask(gate, "POST", "/v1/responses"))
     assert core.shared.own["last_admitted_ns"] > 0
-
-
-def test_a_port_whose_holder_has_gone_is_taken_over(tmp_path: Path) -> None:
-    """The first of two has it; when that one closes, the other listens at its next look."""
-    listen = f"unix:{tmp_path / 'own.sock'}"
-    first, second = (made(tmp_path / name, PLIMSOLL_LISTEN=listen)[0] for name in "ab")
-    second.key = 1  # one of several
-
-    async def scene() -> None:
-        one, other = OwnPort(first), Tick(second)
-        await one.open()
-        assert other._port is not None
-        await other._port.open()
-        before = other._port.is_open
-        await one.close()
-        await other._port.open()
-        assert (before, other._port.is_open) == (False, True)
-        await other._port.close()
-
-    asyncio.run(scene())
-
-
-def test_a_call_that_hangs_excuses_an_engine_for_a_while_only(tmp_path: Path) -> None:
-    """A compaction behind a stuck engine does not hide that it is stuck."""
-    core, client = made(tmp_path, PLIMSOLL_WEDGE_S="1")
-    core.pulse.is_fed = True
-
-    async def scene() -> None:
-        tick = Tick(core)
-        task = asyncio.create_task(core.calls.call(client, "plimsoll_compact"))
-        await asyncio.sleep(0.05)
-        now = time.monotonic()
-        assert tick._is_excused(now)
-        assert not tick._is_excused(now + 1.0)
-        client.may_answer.set()
-        await task
-
-    with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(scene())
-    assert not core.calls.is_running
 
 
 # Faults of our own under the gate: whatever part of it is broken, requests pass as if it were not there.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -21,7 +20,6 @@ from plimsoll.inside.meters import Meters
 from plimsoll.inside.pulse import PULSE, Pulse
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
 from tests.fakes import EngineClient, State, settings
-from tests.inside.gate_processes import caller
 
 
 def made(folder: Path, places: int = 4, **more: Any) -> tuple[GateControl, EngineClient]:
@@ -164,21 +162,11 @@ def alone(figures: list[dict[str, Any]] | None = None) -> Alone:
     return Alone(Pulse(), lambda: figures or [], CollectorRegistry(), lambda requests: not requests)
 
 
-def test_it_has_a_pulse_and_figures_of_its_own(tmp_path: Path) -> None:
-    """And leaves no file."""
-    worker = {"engine": 0, "rank": 0, "age_s": 0.5, "alive": True}
-    core = GateControl(settings(tmp_path), alone=alone([worker]))
-    assert core.pulse is not PULSE
-    assert core.figures() == [worker]
-    assert core.shared.can_drain
-    core.enter()
-    core.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_two_count_apart(tmp_path: Path) -> None:
-    """Each in its registry, and none in the process's own."""
-    cores = [GateControl(settings(tmp_path), alone=alone()) for _ in range(2)]
+    """Each has a pulse, figures and a registry of its own, none in the process's, and leaves no file."""
+    worker = {"engine": 0, "rank": 0, "age_s": 0.5, "alive": True}
+    cores = [GateControl(settings(tmp_path), alone=alone([worker])) for _ in range(2)]
+    assert (cores[0].pulse is PULSE, cores[0].figures(), cores[0].shared.can_drain) == (False, [worker], True)
     cores[0].enter()
     cores[0].begin()
     before, pages = generate_latest(REGISTRY).decode(), []
@@ -189,6 +177,7 @@ def test_two_count_apart(tmp_path: Path) -> None:
         core.close()
     assert "plimsoll_begun_total 1.0" in pages[0]
     assert "plimsoll_begun_total 0.0" in pages[1]
+    assert list(tmp_path.iterdir()) == []
     after = generate_latest(REGISTRY).decode()
     assert [page.count("plimsoll_in_flight 1.0") for page in (before, after)] in ([0, 0], [1, 1])
 
@@ -209,33 +198,6 @@ async def test_a_call_is_made_without_a_timeout_and_its_results_come_back(tmp_pa
     assert (calls.last, calls.done) == (found, 2)
 
 
-def test_one_at_a_time_over_two_processes(tmp_path: Path) -> None:
-    """The other API server waits its turn; when the call ends it may."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    path = str(tmp_path / "lock")
-    process = context.Process(target=caller, args=(path, there), daemon=True)
-    process.start()
-
-    def other() -> Any:
-        here.send("try")
-        return here.recv()
-
-    async def go() -> None:
-        client = EngineClient()
-        task = asyncio.create_task(Calls(path).call(client, "plimsoll_compact"))
-        await asyncio.sleep(0.01)
-        assert await asyncio.to_thread(other) == "busy"
-        client.may_answer.set()
-        await task
-        assert await asyncio.to_thread(other) == "done"
-
-    asyncio.run(go())
-    here.send("end")
-    process.join()
-    assert os.stat(path).st_mode & 0o777 == 0o600  # noqa: PTH116
-
-
 async def test_a_call_runs_on_when_the_one_who_asked_is_gone(tmp_path: Path) -> None:
     """Its end is kept, and the lock is held until then."""
     client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
@@ -245,10 +207,15 @@ async def test_a_call_runs_on_when_the_one_who_asked_is_gone(tmp_path: Path) -> 
     await asyncio.sleep(0.01)
     assert asked.cancelled()
     assert calls.is_running
+    other = Calls(str(tmp_path / "lock"))  # as another API server's: the lock belongs to whoever opened it
     with pytest.raises(AskRefused):
-        await Calls(str(tmp_path / "lock")).call(client, "plimsoll_compact")
+        await other.call(client, "plimsoll_compact")
     client.may_answer.set()
     await asyncio.sleep(0.01)
+    assert ((await other.call(client, "plimsoll_compact"))["error"], (tmp_path / "lock").stat().st_mode & 0o777) == (
+        None,
+        0o600,
+    )
     assert calls.done == 1
     assert calls.last is not None
     assert calls.last["workers"] == [{"released_bytes": 1}]

@@ -27,6 +27,7 @@ from plimsoll.inside.knobs import (
     VllmScheduler,
     strictest,
 )
+from tests.each import cases
 from tests.inside.survive.fake_core import EngineCore, Request
 
 
@@ -183,18 +184,7 @@ def test_a_prompt_that_is_cut_at_mamba_blocks_has_room_for_one_beside_those_who_
     assert turned(made)[1] == (530 if is_aligned else 2)
 
 
-@pytest.mark.parametrize(
-    ("limits", "values", "why"),
-    [
-        ({}, {"max_num_seqs": 9}, "from 1 to 8, which is what this engine was started with"),
-        ({}, {"max_num_batched_tokens": 2048}, "from 1 to 1024"),
-        ({"long_prefill_token_threshold": 64}, {"long_prefill_token_threshold": 65}, "from 1 to 64"),
-        ({"watermark": 0.2}, {"kv_headroom": 0.1}, "from 0.2, as at the start"),
-        ({"enable_chunked_prefill": False}, {"max_num_batched_tokens": 100}, "without chunked prefill"),
-        ({"enable_chunked_prefill": False}, {"long_prefill_token_threshold": 100}, "without chunked prefill"),
-        ({"long_prefill_token_threshold_adaptive": True}, {"long_prefill_token_threshold": 100}, "vLLM turns it itself"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("limits", "values", "why"), cases("inside", "what_cannot_be_is_refused_whole"))
 def test_what_cannot_be_is_refused_whole(limits: dict[str, Any], values: dict[str, Any], why: str) -> None:
     """Nothing above what was allocated at the start; the other knobs of such an order are not turned either."""
     made = core(**limits)

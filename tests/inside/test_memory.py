@@ -32,7 +32,7 @@ from plimsoll.inside.memory import (
     walk,
     wants_expandable,
 )
-from tests.each import each
+from tests.each import cases, each
 
 # The walk over torch's segments, on snapshots that a real H200 wrote.
 
@@ -159,16 +159,7 @@ def test_between_walks_pinned_gaps_are_taken_as_unchanged() -> None:
     assert figures["releasable"] == 0
 
 
-@pytest.mark.parametrize(
-    ("environ", "wanted"),
-    [
-        ({}, False),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64, expandable_segments : True"}, True),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, False),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, False),
-    ],
-)
+@pytest.mark.parametrize(("environ", "wanted"), cases("inside", "the_setting_is_read_as_torch_reads_it"))
 def test_the_setting_is_read_as_torch_reads_it(environ: dict[str, str], wanted: bool) -> None:
     """The first variable that is set holds as a whole."""
     assert wants_expandable(environ) is wanted

@@ -18,7 +18,7 @@ from plimsoll.inside.admission import Drain
 from plimsoll.inside.places import start_ticks
 from plimsoll.inside.shared import LONGEST_WAIT_S, Shared, SharedPage
 from tests.fakes import eventually
-from tests.inside.gate_processes import PAIR, api_server, half_way, raiser, writer
+from tests.inside.gate_processes import PAIR, api_server, half_way, writer
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -54,22 +54,6 @@ def test_counts_of_several_processes_add_up_and_the_dead_are_left_out(tmp_path: 
     assert own.is_first
     own.close()
     assert not list(tmp_path.glob(f"*{os.getpid()}-{os.getpid()}.page"))
-
-
-def test_the_largest_epoch_wins_a_race(tmp_path: Path) -> None:
-    """Two processes come with 200 epochs each, interleaved: the largest stands, and neither took one out of order."""
-    folder, key = str(tmp_path), os.getpid()
-    own = Shared(folder, key, fellows_expected=True)
-    racers = [_started(raiser, folder, key, list(range(start, 401, 2))) for start in (1, 2)]
-    while not all(pipe.poll() for _, pipe in racers):
-        found = own.drain()
-        assert found.until == 0 or found.until > found.since, "half-written"
-    taken = [pipe.recv() for _, pipe in racers]
-    assert own.drain().epoch == 400
-    assert all(epochs == sorted(epochs) for epochs in taken)
-    assert 400 in taken[1]
-    for process, _ in racers:
-        process.join()
 
 
 numbers = st.floats(0, 1e6)

@@ -20,24 +20,13 @@ from plimsoll.inside.pulse import Listener, Pulse
 from plimsoll.inside.recorder import Recorder
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.tick import MOST_CLIENTS, WHERE, OwnPort, Tick, _answers, attach, is_suspect, notice_shutdown, where_of
-from tests.each import each
+from tests.each import cases, each
 from tests.fakes import TOKEN, EngineClient, State, ask, hello, raw_request, settings
 from tests.inside.test_gate_control import feed, made
 from tests.inside.vllm_shapes import iteration, scheduler
 
 
-@each(
-    ("silent_s", "longest_s", "ahead_s", "suspect"),
-    [
-        (119.0, 2.0, 0.0, False),
-        (121.0, 2.0, 0.0, True),
-        (299.0, 100.0, 0.0, False),  # known for long steps: three of them
-        (301.0, 100.0, 0.0, True),
-        (121.0, 200.0, 0.0, True),  # as long as the bound: a failure, and not learnt
-        (89.0, 2.0, 30.0, False),  # the test request is sent so early that it fails at the bound
-        (91.0, 2.0, 30.0, True),
-    ],
-)
+@each(("silent_s", "longest_s", "ahead_s", "suspect"), cases("inside", "silence_with_work_beyond_the_bound_is_suspect"))
 def test_silence_with_work_beyond_the_bound_is_suspect(
     silent_s: float, longest_s: float, ahead_s: float, suspect: bool
 ) -> None:
@@ -126,6 +115,7 @@ async def test_an_engine_with_an_excuse_is_never_tested(tmp_path: Path) -> None:
         elif excuse == "call":
             _ = asyncio.create_task(core.calls.call(client, "plimsoll_compact"))  # noqa: RUF006
             await asyncio.sleep(0.01)
+            assert not tick._is_excused(time.monotonic() + 0.5), "behind a stuck engine a call hangs, too"
         else:
             core.pulse.is_fed = False
         await look(tick, 4)
@@ -329,20 +319,22 @@ def test_a_client_that_says_nothing_is_left_after_a_while(tmp_path: Path) -> Non
     at(tmp_path, does)
 
 
-def test_a_socket_left_behind_is_replaced_a_live_one_is_not_stolen(tmp_path: Path) -> None:
+def test_a_socket_left_behind_is_replaced_a_live_one_is_taken_over_when_its_holder_goes(tmp_path: Path) -> None:
     """And a file that is no socket is never taken away."""
     path = tmp_path / "own.sock"
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(path))  # never listens: its server is gone
 
     async def does(where: str, port: OwnPort) -> None:
-        del port
         core, _ = made(tmp_path, PLIMSOLL_LISTEN=f"unix:{where}")
+        core.key = 1  # one of several
         second = OwnPort(core)
-        await second.open()
-        assert second._server is None
+        for is_held in (True, False):
+            await second.open()
+            assert second.is_open is not is_held
+            assert status(await talk(where, raw_request("GET", "/plimsoll/ready"))) == 200
+            await port.close()
         await second.close()
-        assert status(await talk(where, raw_request("GET", "/plimsoll/ready"))) == 200
 
     at(tmp_path, does)
     path.write_text("precious")

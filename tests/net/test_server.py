@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll.net import server as guard_server
 from plimsoll.net.server import MOST_BODY, Deeds, GuardServer, HttpAnswer, Stream
-from tests.each import each
+from tests.each import cases, each
 from tests.fakes import eventually
 
 TOKEN = "a-token-that-is-long-enough"
@@ -261,28 +261,13 @@ def test_every_answer_has_its_fences(line: str, acting: int) -> None:
         assert "set-cookie" not in head
 
 
-@each(
-    "headers",
-    [
-        ("origin: http://evil.example",), ("origin: null",), ("origin: http://127.0.0.1:3000",), ("origin: http://localhost:9790",),
-        ("origin: http://127.0.0.1:9790.evil.example",), ("origin: http://guard.example@evil.example",), ("origin: ",),
-        ("sec-fetch-site: cross-site",), ("sec-fetch-site: same-site",),
-        ("origin: http://127.0.0.1:9790", "origin: http://evil.example"),
-        ("origin: http://127.0.0.1:9790", "sec-fetch-site: cross-site"),
-    ],
-)  # fmt: skip
+@each("headers", cases("net", "a_deed_from_another_page_is_refused_even_with_the_token"))
 def test_a_deed_from_another_page_is_refused_even_with_the_token(headers: tuple[str, ...], acting: int) -> None:
     """Whatever script sends it, the browser says where it came from."""
     assert status(acting, "POST /v1/pause", BEARER, *POST, *headers, body="{}") == 403
 
 
-@each(
-    "headers",
-    [
-        (), ("origin: http://127.0.0.1:9790", "sec-fetch-site: same-origin"), ("origin: https://guard.example",),
-        ("sec-fetch-site: none",),
-    ],
-)  # fmt: skip
+@each("headers", cases("net", "a_deed_from_our_own_page_or_from_no_browser_is_done"))
 def test_a_deed_from_our_own_page_or_from_no_browser_is_done(headers: tuple[str, ...], acting: int) -> None:
     """Also behind a proxy, under a name that was allowed; and never without the token, nor to the page."""
     assert status(acting, "POST /v1/pause", BEARER, *POST, *headers, body="{}") == 200

@@ -61,26 +61,7 @@ MOST_BYTES = 64 << 20
 MOST_ENTRIES = 1_000
 REFUSALS_PAGE = "docs/guard-acts.md#when-it-refuses"
 # What helps against a reason that does not say so itself; the page says more.
-WHAT_TO_DO = {
-    "RungOff": "add it to [act] rungs, if you want it",
-    "OnlyObserved": "restart it yourself, or name it under [[engine]]",
-    "Leaving": "wait: its successor is watched as soon as it runs",
-    "OneReplica": "kubectl rollout restart, which starts the new pod first; or scale to two",
-    "Unknown": "give each server its own address; look at the network between",
-    "NotPending": "guardctl actions lists what waits for approval",
-    "NoGate": "start it with the gate (plimsoll inside check says how) and give guard its token_file",
-    "NoRestarter": "say how: restart = {...} in its [[engine]]",
-    "SickCard": "take the card out of service",
-    "Unproved": "look at the engine yourself; a gate, a supervisor that knows or HAProxy lets guard act (docs/guard-acts.md)",
-    "CutOff": "look at guard's own network: guardctl status names the engines that it lost",
-    "SameFailure": "compare what both engines were sent last, then guardctl restart ENGINE",
-    "CrashLoop": "read the evidence (plimsoll doctor FOLDER), mend it, then guardctl resume ENGINE",
-    "BudgetSpent": "find out why it needs restarts; the budgets are in [act]",
-    "Hours": "wait, or broken_any_time = true in [act] for engines that serve nobody",
-    "Rollout": "wait until it is over",
-    "TooManyAway": "bring those back first (guardctl actions)",
-    "OthersCannotCarry": "bring up another engine, wait for a calmer hour, or may_be_last = true in [act] for a single one",
-}
+WHAT_TO_DO: Mapping[str, str] = json.loads(Path(__file__).with_name("what_to_do.json").read_text(encoding="utf-8"))
 _GOES_WITH = {
     "rung": SWITCHES, "yes": ON_ENGINES, "limit": ("history",), "journal": ("history",), "for_": ("set",), "clear": ("set",),
 }  # fmt: skip

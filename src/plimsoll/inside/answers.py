@@ -9,6 +9,8 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from plimsoll.inside.settings import data_table
+
 Message = dict[str, Any]
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -152,16 +154,7 @@ def switch(fields: dict[str, Any], name: str) -> bool:
 OWN = "/plimsoll/"
 
 # POST, but no work for the engine: these control it, and an operator needs them most while it drains.
-STEERING = frozenset("""
-    /ping /pause /resume /sleep /wake_up /abort_requests /collective_rpc /release_kv_cache_memory
-    /reset_prefix_cache /reset_mm_cache /reset_encoder_cache
-    /start_profile /stop_profile /server_info
-    /scale_elastic_ep /is_scaling_elastic_ep /fault_tolerance/apply
-    /v1/load_lora_adapter /v1/unload_lora_adapter
-    /init_weight_transfer_engine /shutdown_weight_transfer_engine /weight_checker
-    /start_weight_update /start_draft_weight_update /update_weights /finish_weight_update /update_weight_version
-    /inference/v1/abort_requests
-""".split())  # fmt: skip
+STEERING = frozenset(data_table("steering"))
 LOOKING = frozenset(("GET", "HEAD", "OPTIONS"))
 RESPONSES = "/v1/responses/"
 
