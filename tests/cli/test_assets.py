@@ -100,21 +100,6 @@ def test_check_says_how_it_differs_and_writes_nothing(here: Path) -> None:
     assert _tree(here / "out") == before
 
 
-def test_edits_are_kept_until_force_is_said(here: Path) -> None:
-    """Named each time; told as a problem when what is generated has changed; overwritten with --force alone."""
-    _made()
-    edited = here / "out/systemd/vllm.service"
-    edited.write_text("# mine\n", encoding="utf-8")
-    assert _made()["kept"] == ["systemd/vllm.service"]
-    _write("plan.json", plan_of("vllm", "serve", MODELS[1], "--shutdown-timeout", "90"))
-    found = _made()
-    assert (found["fine"], found["outdated"]) == (False, ["systemd/vllm.service"])
-    assert edited.read_text(encoding="utf-8") == "# mine\n"
-    assert "--shutdown-timeout 90" in (here / "out/systemd/vllm-start.sh").read_text(encoding="utf-8")
-    assert "systemd/vllm.service" in _made("--force")["written"]
-    assert "KillMode=mixed" in edited.read_text(encoding="utf-8")
-
-
 def test_what_is_no_longer_generated_goes_and_one_way_leaves_the_others_alone(here: Path) -> None:
     """An older wheel of plimsoll.inside, say; but not one that somebody changed, what was never ours, or another way's."""
     _made("--for systemd")

@@ -77,29 +77,6 @@ class Runs:
         return os.system, (self.command,)
 
 
-@each(
-    ("words", "code"),
-    [
-        ([HEALTHY], 0),
-        ([str(CPU / "terminate.log")], 0),
-        ([str(CPU / "interrupt.log")], 0),
-        ([FORWARD], 1),
-        ([str(CPU / "port-in-use.log")], 1),
-        ([str(CPU / "kill-engine-core.log")], 1),
-        ([SPLIT], 1),
-        ([STORM_PAGE], 1),
-        ([CGROUP_DMESG], 1),
-        (["--exit-code", "137"], 1),
-        (["--exit-code", "143"], 0),
-        (["http://127.0.0.1:1"], 3),
-    ],
-)
-def test_the_exit_code_says_whether_something_failed(words: list[str], code: int) -> None:
-    """0: nothing wrong, also where it was stopped on purpose; 1: a failure; 3: a server did not answer; the same with JSON."""
-    ask("doctor", *words, code=code)
-    ask("doctor --json", *words, code=code)
-
-
 def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     """Bytes that are no text, alone or packed; a pickle that would run a command, which is not run; an empty folder."""
     (tmp_path / "empty").mkdir()

@@ -16,7 +16,7 @@ import pytest
 
 from plimsoll.cli.simulate import COMPILING
 from tests.cli.answers import CAPTURES, LLAMA, ask
-from tests.each import each
+from tests.each import cases, each
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 needs_golden = pytest.mark.skipif(not (SHARED / "oracle").is_dir(), reason="the recorded runs are not beside the repository")
@@ -180,50 +180,6 @@ def test_limits_of_the_engine_hold(tmp_path: Path) -> None:
     assert ahead["steps"] != plain["steps"] == replay("--no-async-scheduling")["steps"]
 
 
-def test_prompts_in_one_piece(tmp_path: Path) -> None:
-    """--no-chunked-prefill computes every prompt in the step that begins it; a threshold cuts long ones, if there are two."""
-    steps, requests = tmp_path / "s.csv", tmp_path / "r.csv"
-    words = f"--speedup 20 --max-num-batched-tokens 4096 --max-model-len 4096 --steps {steps} --requests {requests}"
-    for more, in_one_step in (("", False), ("--no-chunked-prefill", True)):
-        replay(f"{words} {more}")
-        ends = {row["t_start_ns"]: row["t_end_ns"] for row in rows(steps)}
-        assert all(row["first_token_ns"] == ends[row["first_sched_ns"]] for row in rows(requests)) is in_one_step
-    trace = azure(tmp_path / "t.csv", (0, 1000, 5), (0, 1000, 5))
-    assert replay(trace=trace)["steps"] == 5
-    assert replay("--long-prefill-token-threshold 128", trace=trace)["steps"] == 8 + 4
-
-
-def test_the_order_of_service(tmp_path: Path) -> None:
-    """With one place, fcfs serves by arrival and priority by importance."""
-    trace, written = tmp_path / "t.jsonl", tmp_path / "r.csv"
-    row = '{"schema":"plimsoll.request/1","arrival":%s,"prompt_tokens":40,"output_tokens":9,"priority":%d}\n'
-    trace.write_text(row % ("1.0", 0) + row % ("1.001", 5) + row % ("1.002", 1), encoding="utf-8")
-    for policy, order in (("fcfs", [0, 1, 2]), ("priority", [0, 2, 1])):
-        replay(f"--max-num-seqs 1 --scheduling-policy {policy} --requests {written}", trace=str(trace))
-        assert [row["req"] for row in sorted(rows(written), key=lambda row: row["first_sched_ns"])] == order
-
-
-@each(("times", "expected_ns"), [((1000, 0, 0, 0), 3000), ((0, 5, 0, 0), 60), ((0, 0, 7, 0), 21), ((0, 0, 0, 1000), 33)])
-def test_the_length_of_a_step(times: tuple[int, ...], expected_ns: int, tmp_path: Path) -> None:
-    """The four constants add up as the reference says: a prompt of 10 and 3 tokens are three steps."""
-    words = " ".join(
-        f"--{name} {value}" for name, value in zip(("base-ns", "token-ns", "seq-ns", "ctx-ps"), times, strict=True)
-    )
-    body = replay(words, trace=azure(tmp_path / "t.csv", (0, 10, 3)))
-    assert body["sim_seconds"] == body["e2e"]["mean"] == pytest.approx(expected_ns / 1e9)
-
-
-def test_layers_of_several_kinds() -> None:
-    """--groups: a sliding window gives blocks back, a state keeps few, and both take theirs from the one pool."""
-    full = replay("--groups full:16")["peak_blocks"]
-    assert full == replay()["peak_blocks"]
-    assert replay("--groups sliding:16:64")["peak_blocks"] < full
-    both = replay("--groups full:16,sliding:16:64")
-    assert both["peak_blocks"] > full
-    assert [group["kind"] for group in both["settings"]["groups"]] == ["full", "sliding"]
-    assert replay("--groups full:32,mamba:32")["settings"]["block_size"] == 32
-
-
 @pytest.mark.parametrize(
     ("model", "flags", "kinds"),
     [
@@ -342,52 +298,14 @@ def _plan(**changes: object) -> dict[str, object]:
     return {"schema": "plimsoll.plan/1", "kv": {**kv, **changes}, "settings": limits}
 
 
-NO_PLANS = [
-    ("", "not JSON"),
-    ("{", "not JSON"),
-    ([1], "object"),
-    ({}, "not a plan"),
-    ({"schema": "plimsoll.flags/1"}, "not a plan"),
-    ({"schema": "plimsoll.plan/1"}, "kv"),
-    ({"schema": "plimsoll.plan/1", "kv": []}, "kv"),
-    *((_plan(num_blocks=wrong), "num_blocks") for wrong in (None, 10**30, 1e3, True, -3)),
-    (_plan(num_blocks=1), "no KV block"),
-    (_plan(block_size=0), "block"),
-    (_plan(groups="full"), "groups"),
-    (_plan(groups=[3]), "group"),
-    (_plan(groups=[{"kind": "cross", "block_size": 16}]), "cross"),
-    (_plan(groups=[{"kind": ["full"], "block_size": 16}]), "full"),
-    (_plan(groups=[{"kind": "sliding", "block_size": 16, "window": None}]), "window"),
-]
-NO_TRACES = [
-    ("", "no request"),
-    ("\n\n", "no request"),
-    (f"{AZURE}\n", "no request"),
-    ("hello\n", "line 1"),
-    ("{}\n", "line 1"),
-    ("{\n", "line 1"),
-    ("\x00\x00\x00", "line 1"),
-    *((f"{AZURE}\n2024-01-01 00:00:00,{wrong},3\n", "line 2") for wrong in ("-5", "nan", "1e30")),
-]
-NAMED = '{"schema": "plimsoll.step-time/1"'
-NO_TIMES = [(text, "times.json") for text in ("{}", "[", NAMED + "}", NAMED + ', "base_ns": -1}')]
-
-
-@each(
-    ("words", "text", "said"),
-    [
-        *((f"simulate {SMALL} --plan plan.json", text, said) for text, said in NO_PLANS),
-        *(("simulate trace", text, said) for text, said in NO_TRACES),
-        *((f"simulate {RUN} {ENGINE} --times times.json", text, said) for text, said in NO_TIMES),
-    ],
-)
+@each(("words", "text", "said"), cases("cli", "a_file_that_is_not_what_it_should_be"))
 def test_a_file_that_is_not_what_it_should_be(
-    words: str, text: object, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, text: str | dict[str, object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No plan, or one with a number that cannot be; no trace, with its line; no step times: exit 2 and one line."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / words.split()[-1]).write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
-    assert said in ask(words, code=2).line
+    (tmp_path / words.split()[-1]).write_text(text if isinstance(text, str) else json.dumps(_plan(**text)), encoding="utf-8")
+    assert said in ask(words.replace("RUN", RUN), code=2).line
 
 
 @each("name", ["--steps", "--requests", "--html"])

@@ -22,7 +22,7 @@ from plimsoll.net import client as client_file
 from plimsoll.net.address import Address, address
 from plimsoll.net.client import HttpClient, Loss, Lost, NameCache, Reply, bearer, look_up, same_host, same_server
 from tests.certificates import certificate
-from tests.each import each
+from tests.each import cases, each
 from tests.net.page_server import serving
 from tests.net.raw_server import RawServer, Talk, Visitor, by_path, free_port, raw_server
 
@@ -61,57 +61,28 @@ def lost(talk: Talk, **options: Any) -> Lost:
 
 
 PACKED = gzip.compress(b"hello" * 1000)
+GZIPPED = f"{{OK}}Content-Length: {len(PACKED)}\r\nContent-Encoding: gzip\r\n\r\n{PACKED.decode('latin-1')}"
 
 
-@each(
-    ("raw", "body"),
-    [
-        (OK + b"Content-Length: 5\r\n\r\nhello", b"hello"),
-        (CHUNKED + b"2;a=b\r\nhe\r\n003\r\nllo\r\n0\r\nX: y\r\n\r\n", b"hello"),
-        (OK + b"Connection: close\r\n\r\nhello", b"hello"),
-        (OK + b"Content-Length: %d\r\nContent-Encoding: gzip\r\n\r\n" % len(PACKED) + PACKED, b"hello" * 1000),
-        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nA: b\r\n\r\n" + OK + b"Content-Length: 5\r\n\r\nhello", b"hello"),
-        (OK + b"Content-Length: 0\r\n\r\n", b""),
-        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
-        (b"HTTP/1.0 200\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
-    ],
-)
-def test_a_whole_answer_is_read_in_every_framing(raw: bytes, body: bytes) -> None:
+def raw_of(text: str) -> bytes:
+    """The bytes of a row."""
+    return text.encode("latin-1").replace(b"{CHUNKED}", CHUNKED).replace(b"{OK}", OK)
+
+
+@each(("raw", "body"), [*cases("net", "framings"), (GZIPPED, "hello" * 1000)])
+def test_a_whole_answer_is_read_in_every_framing(raw: str, body: str) -> None:
     """By its length, in chunks, to the end of the connection, packed, after words that only announce it; also byte by byte."""
-    for pieces in ([raw], [raw[at : at + 1] for at in range(len(raw))]):
+    whole = raw_of(raw)
+    for pieces in ([whole], [whole[at : at + 1] for at in range(len(whole))]):
         found = asked(says(*pieces))
         assert isinstance(found, Reply)
-        assert found.body == body
+        assert found.body == body.encode()
 
 
-@each(
-    "raw",
-    [
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"HTTP/1.1 abc OK\r\n\r\n",
-        b"HTTP/1.1 20\xb2 OK\r\n\r\n",
-        b"HTTP/2 200\r\n\r\n{}",
-        OK + b"no colon here\r\n\r\n",
-        OK + b"Content-Length: 50\r\n\r\nhello",
-        CHUNKED + b"5\r\nhel",
-        CHUNKED + b"5\r\nhello\r\n",
-        OK + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
-        OK + b"Content-Length: -5\r\n\r\n",
-        OK + b"Content-Length: +2\r\n\r\n{}",
-        OK + b"Content-Length: 1_0\r\n\r\n",
-        OK + b"Content-Length: 99999999999\r\n\r\nhello",
-        CHUNKED + b"zz\r\n",
-        CHUNKED + b"-5\r\n",
-        CHUNKED + b"0x2\r\n{}\r\n0\r\n\r\n",
-        CHUNKED + b"5\r\nhelloXX",
-        OK + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
-        OK + b"X: " + b"y" * 100_000,
-        b"\x00\xff" * 50,
-    ],
-)
-def test_what_is_against_the_rules_is_no_answer(raw: bytes) -> None:
+@each("raw", [*cases("net", "what_is_no_answer"), "{OK}X: " + "y" * 100_000])
+def test_what_is_against_the_rules_is_no_answer(raw: str) -> None:
     """Every way to break HTTP ends at once in one sentence, never in an exception."""
-    found = lost(says(raw))
+    found = lost(says(raw_of(raw)))
     assert found.loss in (Loss.NONSENSE, Loss.TOO_LARGE)
     assert found.was_sent
 
