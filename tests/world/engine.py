@@ -50,6 +50,7 @@ class Engine:
         self.alive_since = math.inf  # it serves, or will by itself
         self.hangs_since = math.inf  # with requests there
         self.broken_since = math.inf
+        self.called_until = -math.inf  # when its last long call ended
         self.starts_fail = 0  # so many starts from now on end in a crash
         # What stands between it and those who ask
         self.says_503_until = -math.inf  # a sidecar answers /health with an empty 503
@@ -153,6 +154,7 @@ class Engine:
 
     def _call_ends(self) -> None:
         if self.core is Core.CALLS:  # one that died in it stays dead
+            self.called_until = self.now()
             self.become(Core.WORKS)
 
     def go_on(self) -> None:

@@ -117,8 +117,13 @@ def clock_jumps(draw: Draw) -> None:
     jump_s = draw.any_of(-3_600.0, -30.0, 30.0, 7_200.0, 3.2e7)
     draw.host.ahead_s += jump_s
     draw.host.jumps += jump_s > 0
+
+    def back() -> None:
+        draw.host.ahead_s = 0.0
+        draw.host.jumps += 1  # what was written meanwhile lies in the future, or long ago
+
     if draw.dice.random() < 0.5:
-        draw.world.later(60.0, setattr, draw.host, "ahead_s", 0.0)
+        draw.world.later(60.0, back)
 
 
 def operator_stops(draw: Draw) -> None:
@@ -167,6 +172,7 @@ def operator_rolls_out(draw: Draw) -> None:
     def again(engine: Engine) -> None:
         engine.version = "0.33.0"
         engine.die("by hand")
+        draw.world.left_alone.pop(engine.name, None)
         draw.world.later(2.0, engine.start, "a rollout")
 
     for place, engine in enumerate(draw.world.engines):

@@ -108,6 +108,7 @@ class Proxy:
         self._checks: dict[str, tuple[bool, bool, float]] = {}  # whether it is up, what the checks say, and since when
         self.flipped_at = -math.inf  # when its checks last found a server up or down
         self.is_down = False  # its socket does not answer
+        self.told_at = -math.inf  # when it last did
         self.cut: set[str] = set()  # engines that it cannot reach
 
     def check(self, engine: Engine) -> bool:
@@ -135,6 +136,7 @@ class Proxy:
         await passes()
         if self.is_down:
             await asyncio.sleep(30.0)
+        self.told_at = self._world.loop.now
         words = command.split()
         engines = self._world.engines
         if command.startswith("show servers state"):
@@ -157,7 +159,7 @@ class Proxy:
     def _stat(self, engine: Engine) -> str:
         is_up, says, since = self._checks.get(engine.name, (False, False, 0.0))
         admin, now = self.admin.get(engine.name, 0), self._world.loop.now
-        status = "MAINT" if admin & FORCED_MAINT else "DRAIN" if admin else "UP" if is_up else "DOWN"
+        status = "MAINT" if admin & FORCED_MAINT else "DOWN" if not is_up else "DRAIN" if admin else "UP"
         check, quiet = ("L7OK", 200) if says else ("L4CON", ""), now - max(engine.last_byte_at, -1.0)
         sent = int(1000 * (engine._steps if self._world.setting.contstats else engine.served))
         row = (
@@ -191,6 +193,7 @@ class Supervisor:
     is_silent: bool = False  # nobody can ask it
     hangs: bool = False  # its commands do not end
     flaps: bool = False  # now it says yes, now no, now nothing
+    told_at: float = -math.inf  # when it last said that somebody stopped the engine
     stop_fails: int = 0  # so many stops from now on have no effect
     stop_s: float = 3.0
 
@@ -209,6 +212,8 @@ class Supervisor:
         if self.engine.is_up:
             return 0
         how = self.engine.ended_how
+        if self.knows_how and how == "by hand":
+            self.told_at = self.engine.now()
         return {"crash": ENDED, "by hand": BY_HAND}.get(how, NOT_RUNNING) if self.knows_how else NOT_RUNNING
 
 

@@ -167,7 +167,9 @@ class World:
 
     def check_not_last(self, guard: str, name: str) -> None:
         engine = next(one for one in self.engines if one.name == name)
+        host = next(host for host in self.hosts if host.name == guard)
         is_known = self.loop.now - engine.healthy_since > RECENT_S and not self._is_silent(engine)
+        is_known = is_known and self.loop.now - host.is_fine_since > PEERS_S  # it has seen the others as they are
         if engine.serves and is_known and not self._others(engine):
             self.violate(f"{guard} takes {name} out, the last one that serves")
 
@@ -189,7 +191,11 @@ class World:
             )
 
     def _check_left_alone(self, guard: str, engine: Engine) -> None:
-        if self.loop.now - self.left_alone.get(engine.name, math.inf) > RECENT_S:
+        since = self.left_alone.get(engine.name, math.inf)
+        # Nobody can know of a stop that the supervisor never told, nor of maintenance at a balancer that gives no answer.
+        is_stopped = not engine.is_up and engine.ended_how == "by hand"
+        told_at = self.supervisors[engine.name].told_at if is_stopped else self.proxy.told_at
+        if self.loop.now - since > RECENT_S and told_at >= since:
             self.violate(f"{guard} acts on {engine.name}, which an operator wants left alone")
 
     def _others(self, engine: Engine) -> bool:
@@ -233,8 +239,9 @@ class World:
         ]  # fmt: skip
         is_fresh = any(self.loop.now - one.changed_at < PEERS_S for one in self.engines)
         is_fresh = is_fresh or self.loop.now - self.proxy.flipped_at < FLIPPED_S
-        # A warm-up request that a proxy lets hang, or a bad way loses, is waited for: the first of a process may compile.
-        is_fresh = is_fresh or any(self.loop.now - self._lied_until(one) < WARM_S + PEERS_S for one in self.engines)
+        # A warm-up request that a call or a proxy lets hang, or a bad way loses, is waited for: a process's first may compile.
+        hung_until = [max(self._lied_until(one), one.called_until) for one in self.engines]
+        is_fresh = is_fresh or any(self.loop.now - until < WARM_S + PEERS_S for until in hung_until)
         is_hindered = any(self.loop.now - host.is_fine_since < WARM_S + PEERS_S for host in self.hosts)
         if kept_out and not is_fresh and not is_hindered:
             self.violate(f"a request is lost: {kept_out[0].name} serves, and is out of rotation")

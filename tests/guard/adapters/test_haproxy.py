@@ -168,7 +168,7 @@ async def test_what_an_operator_has_in_maintenance_is_not_taken_out(admin: int) 
 @each(("rows", "wanted"), cases("guard", "health by a balancer's own check"))
 @in_loop
 async def test_it_tells_health_by_its_own_check_and_bytes(rows: list[list[str]], wanted: list[Any]) -> None:
-    """Down only where it checks and every place fails; a drained or unchecked server says nothing."""
+    """Down only where it checks and every place fails; a drained one is still checked, an unchecked one says nothing."""
 
     def answer(command: str) -> bytes:
         number = int(command.split()[2].removeprefix("b"))

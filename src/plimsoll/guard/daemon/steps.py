@@ -21,6 +21,7 @@ from plimsoll.guard.act.ports import (
     Outcome,
     RemembersStop,
     Restarter,
+    SeesTraffic,
     TakesEpoch,
     done,
     failed,
@@ -532,7 +533,7 @@ class ActionSteps:
             unproved = self._observer.unproved(run.engine, is_asked=run.kind == ASKED)
             if look is not None and active and not unproved:
                 return ""
-            if self._has_sent_stop and not is_ready(look):
+            if self._has_sent_stop and not is_ready(look) and not await self._passes_check():
                 return ""  # guard's own signal ended its answers: only the process table still shows it running
             if now_s() >= end_s or await self._serves(run):
                 return f"it may serve requests: {unproved}" if active and unproved else "it may serve requests again"
@@ -558,6 +559,12 @@ class ActionSteps:
         restarter = self.adapters.restarter
         is_running = restarter is not None and await restarter.is_running() is True
         return is_running and is_ready(await self._observer.look(run.engine))
+
+    async def _passes_check(self) -> bool:
+        """True if its balancer's own check passes now: guard's signal had no effect, even if guard cannot reach the engine."""
+        balancer: object = self.adapters.balancer
+        health = await balancer.health() if isinstance(balancer, SeesTraffic) else None
+        return health is not None and health.is_down is False
 
     async def _is_down(self) -> bool:
         """True if restarter and look agree that it is down: the restarter alone may speak of another process."""
