@@ -79,6 +79,8 @@ class Vllm:
         self.lora: Any = importlib.import_module("vllm.lora.request").LoRARequest
         self.front: Any = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
         self.outputs: Any = importlib.import_module("vllm.v1.engine.output_processor").OutputProcessor
+        self.multimodal: Any = importlib.import_module("vllm.multimodal.inputs")
+        self.encoders: Any = importlib.import_module("vllm.v1.core.encoder_cache_manager").EncoderCacheManager
         self.refusals: Any = importlib.import_module("vllm.exceptions")
         arguments: Any = importlib.import_module("vllm.engine.arg_utils").EngineArgs
         self.config: Any = arguments(
@@ -115,6 +117,21 @@ class Vllm:
         cache.block_size = min(group["block_size"] for group in groups) if groups else settings["block_size"]
         has_states = any(group["kind"] == "mamba" for group in groups)
         cache.mamba_cache_mode = mamba_mode(settings) if has_states else "none"
+
+    def inputs_of(self, number: int, asked: dict[str, Any], prefix_block: int) -> list[Any]:
+        """The request's pictures at the beginning of its prompt; equal beginnings have equal pictures."""
+        found, begin, ids = [], 0, asked.get("ids") or ()
+        for place, tokens in enumerate(asked.get("images", ())):
+            block = begin // prefix_block
+            content = (ids[: block + 1], begin, tokens) if block < len(ids) else (number, place)
+            position = self.multimodal.PlaceholderRange(offset=begin, length=tokens)
+            found.append(
+                self.multimodal.MultiModalFeatureSpec(
+                    data=None, modality="image", identifier=json.dumps(content), mm_position=position
+                )
+            )
+            begin += tokens
+        return found
 
     def drafter(self, speculation: dict[str, Any]) -> Any:
         """vLLM's own configuration of a drafter that keeps so many slots ahead; no draft model is read."""
@@ -173,6 +190,10 @@ class Vllm:
             hash_block_size=hash_block_size,
             log_stats=True,
         )
+        if (encoder := settings.get("encoder")) is not None:
+            # As a model with pictures sets them; none of the largest is beyond either.
+            scheduler.max_num_encoder_input_tokens = encoder["budget"]
+            scheduler.encoder_cache_manager = self.encoders(cache_size=encoder["cache"])
         hasher = self.utils.get_request_block_hasher(hash_block_size, self.hash) if settings["prefix_caching"] else None
         return scheduler, hasher
 
@@ -289,6 +310,7 @@ class Run:
                 arrival_time=asked["arrival_ns"] / 1e9,
                 priority=asked["priority"],
                 block_hasher=self.hasher,
+                mm_features=self.vllm.inputs_of(number, asked, self.case["prefix_block"]),
                 lora_request=self.vllm.lora(f"a{adapter}", adapter, "/nowhere") if adapter else None,
             )
             self.prefilling[name] = SimpleNamespace(prompt_len=asked["prompt"], is_prefilling=True)
@@ -319,6 +341,13 @@ class Run:
         start_ns = max(self.now_ns, self.device_free_ns)
         self.device_free_ns = start_ns + cost["base_ns"] + cost["token_ns"] * tokens + cost["seq_ns"] * len(lengths)
         self.device_free_ns += cost["ctx_ps"] * context // 1000
+        if (encoder := self.settings.get("encoder")) is not None:
+            embeds = sum(
+                self.scheduler.requests[name].get_num_encoder_embeds(place)
+                for name, places in batch.scheduled_encoder_inputs.items()
+                for place in places
+            )
+            self.device_free_ns += encoder["embed_ps"] * embeds // 1000
         if (drafted := self.settings.get("speculation")) is not None:
             passes = cost["base_ns"] + cost["token_ns"] * tokens
             passes += (drafted["tokens"] - 1) * (cost["base_ns"] + cost["token_ns"] * len(lengths))

@@ -11,7 +11,7 @@ import random
 from typing import Any, Literal, NamedTuple
 
 from plimsoll.simulate.scheduler import SHARE_BITS
-from plimsoll.simulate.settings import CacheGroup, EngineLimits, Speculation, StepTime
+from plimsoll.simulate.settings import CacheGroup, EncoderLimits, EngineLimits, Speculation, StepTime
 from plimsoll.simulate.trace import Trace, make_trace
 
 BLOCK_SIZES = (8, 16, 16, 16, 32, 64, 128, 256)
@@ -33,6 +33,7 @@ class Asked(NamedTuple):
     priority: int = 0
     ids: tuple[int, ...] = ()
     adapter: int = 0
+    images: tuple[int, ...] = ()
 
 
 class Case(NamedTuple):
@@ -46,9 +47,9 @@ class Case(NamedTuple):
 
     def trace(self) -> Trace:
         """The requests as a trace."""
-        arrivals, prompts, outputs, priorities, ids, adapters = zip(*self.requests, strict=True)
+        arrivals, prompts, outputs, priorities, ids, adapters, images = zip(*self.requests, strict=True)
         rows = [list(row) for row in ids]
-        return make_trace("random", arrivals, prompts, outputs, priorities, rows, self.prefix_block, adapters)
+        return make_trace("random", arrivals, prompts, outputs, priorities, rows, self.prefix_block, adapters, images)
 
     def turned(self) -> list[tuple[int, EngineLimits]]:
         """The limits that hold from a step on, by the knobs that were turned there."""
@@ -102,7 +103,7 @@ def with_more(case: Case, rng: random.Random) -> Case:
     """The same case with speculative decoding, adapters or limits of the queue, or with some of them."""
     settings, requests = case.settings, case.requests
     kinds = {group.kind for group in settings.groups}
-    wanted = rng.sample(("speculation", "adapters", "requests", "tokens"), rng.choice((1, 1, 2, 4)))
+    wanted = rng.sample(("speculation", "adapters", "requests", "tokens", "pictures", "pictures"), rng.choice((1, 1, 2, 4)))
     if "speculation" in wanted and "mamba" not in kinds and settings.long_prefill_token_threshold == 0:
         settings = settings._replace(speculation=random_speculation(rng))
     if "adapters" in wanted:
@@ -113,6 +114,8 @@ def with_more(case: Case, rng: random.Random) -> Case:
         settings = settings._replace(max_num_queued_reqs=rng.randint(1, 2 * settings.max_num_seqs))
     if "tokens" in wanted:
         settings = settings._replace(max_num_queued_tokens=rng.randint(1, 2 * settings.max_model_len))
+    if "pictures" in wanted:
+        settings, requests = with_pictures(settings, requests, rng)
     drafted = settings.speculation
     if drafted is not None:
         # A step has room for one request at least, the pool for the longest, whose slots ahead end at max_model_len, too.
@@ -124,20 +127,33 @@ def with_more(case: Case, rng: random.Random) -> Case:
     return case._replace(settings=settings, requests=requests)
 
 
+def with_pictures(
+    settings: EngineLimits, requests: tuple[Asked, ...], rng: random.Random
+) -> tuple[EngineLimits, tuple[Asked, ...]]:
+    """Pictures at the beginning of some prompts, and an encoder with hardly more room than the largest of them needs."""
+    sizes = [rng.randint(1, rng.choice((4, 16, 64, 200))) for _ in range(3)]
+    given = []
+    for asked in requests:
+        images: list[int] = []
+        while rng.random() < 0.5 and sum(images) + max(sizes) <= asked.prompt and len(images) < 4:
+            images.append(rng.choice(sizes))
+        given.append(asked._replace(images=tuple(images)))
+    largest = max((size for asked in given for size in asked.images), default=1)
+    # A drafter reads one token ahead: with room for one picture alone, two side by side would wait for each other in vLLM, too.
+    cache = largest * rng.choice((1 if settings.speculation is None else 2, 2, 3, 10)) + rng.choice((0, 1))
+    encoder = EncoderLimits(largest * rng.choice((1, 1, 2, 5)), cache, rng.choice((0, 70_000)))
+    return settings._replace(encoder=encoder), tuple(given)
+
+
 def random_speculation(rng: random.Random) -> Speculation:
     """A drafter of any kind: lookahead, slots of the budget and the dropped block as vLLM's methods have them."""
     tokens = rng.choice((1, 1, 2, 3, 5, 7))
     lookahead, slots, drops = rng.choice(
-        (
-            (0, 0, False),
-            (tokens, 0, True),
-            (tokens, 0, True),
-            (tokens, 0, False),
-            (tokens, 1, False),
-            (tokens + 1, tokens, True),
-        )
+        ((0, 0, False), (tokens, 0, True), (tokens, 0, False), (tokens, 1, False), (tokens + 1, tokens, True))
     )
-    return Speculation(tokens, rng.choice((0.0, 0.2, 0.5, 0.8, 1.0)), lookahead, slots, drops, rng.choice((0, 0, 40_000)))
+    looks_ahead = int(lookahead > 0 and (slots, drops) != (1, False))
+    acceptance, cost = rng.choice((0.0, 0.2, 0.5, 0.8, 1.0)), rng.choice((0, 0, 40_000))
+    return Speculation(tokens, acceptance, lookahead, slots, drops, looks_ahead, cost)
 
 
 def turned_at_random(case: Case, rng: random.Random) -> Case:

@@ -143,6 +143,7 @@ def test_drafts_adapters_and_queue_limits_agree(scheduler: SchedulerProcess) -> 
         seen["drafting"] += settings.speculation is not None
         seen["dropping"] += settings.speculation is not None and settings.speculation.drops_block
         seen["with adapters"] += settings.max_loras is not None
+        seen["with pictures"] += settings.encoder is not None
         seen["refusing"] += len(answer["requests"]) + answer["summary"]["rejected"] < len(case.requests)
         seen["preempting"] += answer["summary"]["preemptions"] > 0
         # Each of the three decides: without it the steps are others.
@@ -150,6 +151,9 @@ def test_drafts_adapters_and_queue_limits_agree(scheduler: SchedulerProcess) -> 
             if getattr(settings, name) is not None:
                 plain = case._replace(settings=settings.turned(**{name: None}))
                 seen[f"changed by {name}"] += difference(theirs(answer), ours(plain)) is not None
+        if settings.encoder is not None:
+            plain = case._replace(requests=tuple(asked._replace(images=()) for asked in case.requests))
+            seen["changed by pictures"] += difference(theirs(answer), ours(plain)) is not None
     print(f"{MORE} cases, PLIMSOLL_SEED={seed}: {dict(seen)}")
     assert min(seen.values()) > MORE // 40, seen
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.simulate.replay import NEVER, replay
-from plimsoll.simulate.settings import CacheGroup, EngineLimits, Speculation, StepTime
+from plimsoll.simulate.settings import CacheGroup, EncoderLimits, EngineLimits, Speculation, StepTime
 from plimsoll.simulate.trace import Integers, Trace, make_trace
 from tests.each import each
 
@@ -22,11 +22,13 @@ def recorded_case(case: dict[str, Any]) -> tuple[Trace, EngineLimits, StepTime]:
     asked = case["requests"]
     names = ("arrival_ns", "prompt", "output", "priority", "ids")
     arrivals, prompts, outputs, priorities, ids = ([one[name] for one in asked] for name in names)
-    adapters = [one.get("adapter", 0) for one in asked]
-    trace = make_trace("recorded", arrivals, prompts, outputs, priorities, ids, case["prefix_block"], adapters)
+    adapters, images = ([one.get(name, none) for one in asked] for name, none in (("adapter", 0), ("images", ())))
+    trace = make_trace("recorded", arrivals, prompts, outputs, priorities, ids, case["prefix_block"], adapters, images)
     said = {**case["settings"], "groups": tuple(CacheGroup(**group) for group in case["settings"]["groups"])}
     if "speculation" in said:
         said["speculation"] = Speculation(**said["speculation"])
+    if "encoder" in said:
+        said["encoder"] = EncoderLimits(**said["encoder"])
     return trace, EngineLimits(**said), StepTime(**case["step_time"])
 
 
@@ -57,11 +59,11 @@ def test_every_row_is_vllms(number: int) -> None:
 
 def test_the_recorded_cases_are_of_all_kinds() -> None:
     """One kind of layer and several, with preemptions and prefix hits, both policies, one and two steps under way, and drafts,
-    adapters and limits of the queue."""
+    adapters, pictures and limits of the queue."""
     settings = [one["case"]["settings"] for one in CASES]
     assert {one["policy"] for one in settings} == {"fcfs", "priority"}
     assert {one["async_scheduling"] for one in settings} == {True, False}
-    assert {"speculation", "max_loras", "max_num_queued_reqs", "max_num_queued_tokens"} <= {
+    assert {"speculation", "max_loras", "encoder", "max_num_queued_reqs", "max_num_queued_tokens"} <= {
         name for one in settings for name in one
     }
     assert {group["kind"] for one in settings for group in one["groups"]} == {"full", "sliding", "mamba"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.simulate.compiled import hot, part, wide
+from plimsoll.simulate.encoder import encode, let_go_all, look_at_items
 from plimsoll.simulate.groups import (
     FIRST_CHUNK,
     WHOLE_AT_ADMISSION,
@@ -17,12 +18,12 @@ from plimsoll.simulate.groups import (
 )
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ADAPTER, ASIDE, B_HOW_MANY, B_NEW, B_PRODUCES, B_REQUESTS, B_RESUMED, BATCH_FIELDS, BATCHES, BLOCK_SIZE, BOUNDARY, CACHED,
-    CACHING, CHUNKED, COMPUTED, COMPUTED_RUNNING, DRAFT_SLOTS, DRAFTS, FILLS, FREE_BLOCKS, FREE_SLOTS, FULL_SLOTS, GROUPS,
-    HASHED, HELD, HIT_SLOT, HITS, IDS_BEGIN, IDS_END, LENGTH, LOOKAHEAD, LOST, MAMBA_ALIGN, MAX_LEN, MAX_LORAS, MAX_SEQS,
-    NEVER_FILLS, PASS, PREEMPTIONS, QUERIES, RECOMPUTED, REFS, RESERVE_FULL, RESUMED_HITS, RESUMED_QUERIES, RUNNING,
-    RUNNING_COUNT, SEAT_BATCH, SEAT_FREE_SLOT, SEAT_RUNNING, SLOT, SPEC_TOKENS, STALE, STATUS, TABLE, TABLE_BLOCKS, TOKENS,
-    WAITING_COUNT, WATERMARK_BLOCKS, RunState,
+    ADAPTER, ASIDE, BATCHES, BATCH_FIELDS, BLOCK_SIZE, BOUNDARY, B_HOW_MANY, B_NEW, B_PRODUCES, B_REQUESTS, B_RESUMED, CACHED,
+    CACHING, CHUNKED, COMPUTED, COMPUTED_RUNNING, DRAFTS, DRAFT_SLOTS, ENCODER_BUDGET, FILLS, FREE_BLOCKS, FREE_SLOTS,
+    FULL_SLOTS, GROUPS, HASHED, HELD, HITS, HIT_SLOT, IDS_BEGIN, IDS_END, LENGTH, LOOKAHEAD, LOST, MAMBA_ALIGN, MAX_LEN,
+    MAX_LORAS, MAX_SEQS, NEVER_FILLS, PASS, PREEMPTIONS, QUERIES, RECOMPUTED, REFS, RESERVE_FULL, RESUMED_HITS, RESUMED_QUERIES,
+    RUNNING, RUNNING_COUNT, SEAT_BATCH, SEAT_FREE_SLOT, SEAT_RUNNING, SLOT, SPEC_TOKENS, STALE, STATUS, TABLE, TABLE_BLOCKS,
+    TOKENS, WAITING_COUNT, WATERMARK_BLOCKS, RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import NULL, block_key, find, touch
 from plimsoll.simulate.queues import drop_first, first, put_back
@@ -200,8 +201,16 @@ def schedule_waiting(s: RunState, hybrid: Hybrid, batch: int, budget: int, thres
         tokens = min(tokens, budget - slots)
         if s.limits[MAMBA_ALIGN]:
             tokens = mamba_aligned(s, request, hit, tokens)
-        if tokens == 0 or not _admit(s, hybrid, request, hit, tokens):
+        encoder_budget = s.counts[ENCODER_BUDGET]
+        if hybrid is not None:
+            tokens = look_at_items(s, request, hit, tokens)
+        if tokens == 0:
             break
+        if not _admit(s, hybrid, request, hit, tokens):
+            let_go_all(s, request)
+            break
+        if hybrid is not None:
+            s.counts[ENCODER_BUDGET] = encode(s, request, encoder_budget)
         cache_blocks(s, hybrid, request, min(hit + tokens, wide(row[TOKENS])))
         drop_first(s)
         s.seats[s.counts[RUNNING_COUNT], SEAT_RUNNING] = request

@@ -10,10 +10,10 @@ from plimsoll.simulate.compiled import compiled, hot, part, wide
 from plimsoll.simulate.groups import Hybrid
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ARRIVAL, ASYNC, B_CONTEXT, B_END, B_NEW, B_PAIRS, B_PREEMPTED, B_REQUESTS, B_RESUMED, B_TOKENS, BATCH_FIELDS, BATCHES,
-    BUSY_NS, COMPUTED_RUNNING, CTX_PS, DEVICE_FREE, DONE, FIRST_SCHED, FREE_BLOCKS, FULL_GROUPS, FULL_SLOTS, HITS,
-    DRAFT_PPM, IN_FLIGHT_BATCHES, LOG_ROWS, MAX_QUEUED, MAX_QUEUED_TOKENS, NEXT_ARRIVAL, NOT_ARRIVED, NOW, NUM_BLOCKS,
-    OLDEST_BATCH, PAIR_FS, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, PRODUCED, PROMPT, PROMPT_NS, QUERIES, REFUSED,
+    ARRIVAL, ASYNC, BATCHES, BATCH_FIELDS, BUSY_NS, B_CONTEXT, B_ENCODED, B_END, B_NEW, B_PAIRS, B_PREEMPTED, B_REQUESTS,
+    B_RESUMED, B_TOKENS, COMPUTED_RUNNING, CTX_PS, DEVICE_FREE, DONE, DRAFT_PPM, EMBED_PS, FIRST_SCHED, FREE_BLOCKS,
+    FULL_GROUPS, FULL_SLOTS, HITS, IN_FLIGHT_BATCHES, LOG_ROWS, MAX_QUEUED, MAX_QUEUED_TOKENS, NEXT_ARRIVAL, NOT_ARRIVED, NOW,
+    NUM_BLOCKS, OLDEST_BATCH, PAIR_FS, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, PRODUCED, PROMPT, PROMPT_NS, QUERIES, REFUSED,
     REFUSED_COUNT, RESUMED_HITS, RESUMED_QUERIES, RUNNING_COUNT, SCHEDULED_TOKENS, SEAT_BATCH, SEAT_RUNNING, SEQ_NS,
     SPEC_TOKENS, STATUS, STEPS, STUCK, TABLE_BLOCKS, WAITING, WAITING_COUNT, Int64, RunState,
 )  # fmt: skip
@@ -99,9 +99,8 @@ def start_step(s: RunState, batch: int, record: RunRecord) -> None:
     taken = record.step_ns[tokens] + s.limits[SEQ_NS] * requests + s.limits[CTX_PS] * counts[made + B_CONTEXT] // 1000
     if counts[made + B_PAIRS] > 0:
         taken += s.limits[PROMPT_NS] + s.limits[PAIR_FS] * counts[made + B_PAIRS] // 1_000_000
-    if (
-        s.limits[DRAFT_PPM] > 0
-    ):  # the first draft is made with all tokens of the step, each further one with one of each request
+    taken += s.limits[EMBED_PS] * counts[made + B_ENCODED] // 1000
+    if s.limits[DRAFT_PPM] > 0:  # the first draft reads all tokens of the step, each further one a token of each request
         drafting = record.step_ns[tokens] + (s.limits[SPEC_TOKENS] - 1) * record.step_ns[requests]
         taken += s.limits[DRAFT_PPM] * drafting // 1_000_000
     start = max(counts[NOW], counts[DEVICE_FREE])

@@ -26,7 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SOURCES = (
-    "admission.py", "clock.py", "compiled.py", "groups.py", "layout.py", "open_loop.py", "pool.py",
+    "admission.py", "clock.py", "compiled.py", "encoder.py", "groups.py", "layout.py", "open_loop.py", "pool.py",
     "queues.py", "scheduler.py", "trace.py",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Reads what a command adds to the plain scheduler: drafts of speculative decoding, LoRA slots and limits of the queue.
+"""Reads what a command adds to the plain scheduler: drafts, LoRA slots, limits of the queue, an encoder.
 
 --speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'   1 + 3 tokens a step, of which 1 to 4 are kept
 --enable-lora --max-loras 2                                                a request waits while two other adapters run
@@ -7,17 +7,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from plimsoll.errors import BadInput
+from plimsoll.hardware.cards import gpu_named
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.settings import Settings as LaunchSettings
+from plimsoll.plan.ledger import Ledger
+from plimsoll.plan.weights import tower_parts
 from plimsoll.plan.weights_checkpoint import parameters
-from plimsoll.simulate.settings import EngineLimits, Speculation
+from plimsoll.simulate.settings import COMPUTE_SHARE, EncoderLimits, EngineLimits, Speculation
 
 ACCEPTANCE = (0.4, 0.6, 0.8)
 """The share of drafts that are accepted where nobody says it: lowest, assumed, highest. A guess that no run was fitted to."""
 MOST_DRAFTS = 1000
+PATCHES = 4  # of a picture for each of its tokens: two by two, as most models merge them
 REPLAYED = ("--max-num-queued-reqs", "--max-num-queued-tokens", "--enable-lora", "--max-loras")
 WITHOUT_DRAFTER = ("ngram", "[ngram]", "ngram_gpu", "suffix")
 DRAFT_MODEL_SHARE, HEAD_SHARE = 0.1, 0.05  # of the model's time, for a draft model and for a head of unknown models
@@ -68,21 +73,33 @@ def read_speculation(
         acceptance=share,
         lookahead=tokens + (method == "dflash") if has_cache else 0,
         slots=slots,
+        looks_ahead=int(reads_states),
         drops_block=reads_states and config.get("disable_eagle_block_drop") is not True,
         draft_ppm=round(1e6 * min(1.0, cost)),
     )
 
 
-def with_features(
-    settings: EngineLimits, said: LaunchSettings, shape: ModelShape | None, acceptance: float | None = None
-) -> Features:
+def _embed_ps(shape: ModelShape, card: str) -> int:
+    """Picoseconds to encode one token of a picture: two operations a parameter of the encoder and patch; 0 without a card."""
+    encoders = [tower_parts(tower, shape, 1) for tower in shape.towers]
+    parts = [part for encoder in encoders for part in (*(encoder.layer * encoder.layers), *encoder.rest)]
+    with contextlib.suppress(BadInput):
+        if flops := gpu_named(card).bf16_flops:
+            return round(1e12 * 2 * PATCHES * sum(part.elements for part in parts) / (COMPUTE_SHARE * flops))
+    return 0
+
+
+def with_features(settings: EngineLimits, ledger: Ledger, shape: ModelShape, acceptance: float | None = None) -> Features:
     """The limits of a planned server with the parts of its command that `planned_settings` leaves out."""
+    said = ledger.settings
     changes: dict[str, Any] = {
         "max_loras": said.max_loras or None,
         "max_num_queued_reqs": said.max_num_queued_reqs,
         "max_num_queued_tokens": said.max_num_queued_tokens,
     }
     notes = [SLOWER_STEPS] if said.max_loras else []
+    if shape.towers:
+        changes["encoder"] = EncoderLimits(embed_ps=_embed_ps(shape, ledger.card.name))
     found = with_drafts(settings.turned(**changes), said.speculative, acceptance, shape)
     return Features(found.settings, (*notes, *found.notes), found.band)
 

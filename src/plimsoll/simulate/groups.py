@@ -12,6 +12,7 @@ saw two requests part (`prefix_cache_retention_interval` = 0, its default).
 from __future__ import annotations
 
 from plimsoll.simulate.compiled import WIDE, part, wide
+from plimsoll.simulate.encoder import let_go_all
 from plimsoll.simulate.pool import NULL, block_key, find, release, set_key, take, touch
 
 from plimsoll.simulate.layout import (  # isort: skip
@@ -429,6 +430,7 @@ def extend(s: RunState, hybrid: Hybrid, request: int, tokens: int, processed: in
 @part
 def free_request(s: RunState, request: int) -> None:
     """Gives back a running request's blocks and its slot."""
+    let_go_all(s, request)
     slot = s.requests[request, SLOT]
     for group in range(s.limits[GROUPS]):
         table = s.tables[group, slot]

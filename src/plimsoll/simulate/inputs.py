@@ -245,7 +245,10 @@ NOT_REPLAYED: Mapping[str, str] = {
 NOT_REPLAYED_SHORT = {"-dcp": "--decode-context-parallel-size", "-pcp": "--prefill-context-parallel-size"}
 """Flags that move the scheduler's decisions and that nothing here knows about, with what that means for a replay;
 docs/simulate.md lists them."""
-NO_ENCODER = "the model's encoder is not replayed: requests with pictures or sounds take longer to their first token than here"
+NO_ENCODER = (
+    "the model's encoder is not replayed: requests with pictures or sounds take longer to their first token than here; a trace "
+    "says in a field `images` how many tokens each is"
+)
 WITHOUT_NUMBA = "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'"
 NO_SERVER = (
     f"no server was named: a cache of {EngineLimits().num_blocks:,} blocks stands for it; for yours, "
@@ -284,7 +287,7 @@ def read_inputs(options: ReplayOptions) -> Inputs:
     times = read_times(options, plan, settings, planned)
     if settings.max_loras is not None and not trace.adapter.any():
         notes = (*notes, NO_ADAPTERS)
-    if planned is not None and planned.shape.towers:
+    if planned is not None and planned.shape.towers and not any(trace.images):
         notes = (*notes, NO_ENCODER)
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
@@ -390,7 +393,7 @@ def _settings(options: ReplayOptions, plan: Mapping[str, object] | None, planned
     settings, notes = (EngineLimits(), ()) if plan is None else settings_of_plan(plan, is_known=planned is not None)
     found = Features(settings)
     if planned is not None:
-        found = with_features(settings, planned.ledger.settings, planned.shape, options.acceptance_rate)
+        found = with_features(settings, planned.ledger, planned.shape, options.acceptance_rate)
     if plan is not None and (name := first_given(options, "block_size", "groups")) is not None:
         raise BadInput(f"{name} is the plan's; give the vllm command what it needs instead")
     if options.speculative_config is not None:

@@ -36,12 +36,13 @@ NOT_ARRIVED, WAITING, RUNNING, PREEMPTED, FINISHED, REJECTED, REFUSED = range(7)
 
 # A row of `stamps`. IDS: the begin and end of a request's prefix ids, and the number of its tokens that they cover. NUMBER
 # identifies its own content; rows are used again, numbers are not. ADAPTER: its LoRA adapter, 0 for none. ASIDE: the request
-# set aside before it. LAST_TOKEN and TOLD, the number of its preemptions that are already counted, are written in open runs
-# alone.
+# set aside before it. ITEMS: the begin and end of its rows in `items`; ENCODED: their tokens that the step encodes. LAST_TOKEN
+# and TOLD, the number of its preemptions that are already counted, are written in open runs alone.
 (
-    ARRIVAL, FIRST_SCHED, FIRST_TOKEN, FINISH, IDS_BEGIN, IDS_END, IDS_TOKENS, NUMBER, ADAPTER, ASIDE, LAST_TOKEN, TOLD,
-) = range(12)  # fmt: skip
-STAMP_FIELDS = 12
+    ARRIVAL, FIRST_SCHED, FIRST_TOKEN, FINISH, IDS_BEGIN, IDS_END, IDS_TOKENS, NUMBER, ADAPTER, ASIDE, ITEMS_BEGIN, ITEMS_END,
+    ENCODED, LAST_TOKEN, TOLD,
+) = range(15)  # fmt: skip
+STAMP_FIELDS = 15
 
 # A row of `links`; FIRST and LAST are those of the bucket with the row's number. FRESH_IN: the pass in which a Mamba state
 # appeared; nobody else can start from it before the next.
@@ -65,11 +66,11 @@ SEAT_FIELDS = 8
     NUM_BLOCKS, BLOCK_SIZE, MAX_SEQS, BUDGET, MAX_LEN, CACHING, CHUNKED, THRESHOLD, ASYNC, WATERMARK_BLOCKS, RESERVE_FULL,
     BY_PRIORITY, SEQ_NS, CTX_PS, PREFIX_BLOCK, GROUPS, SPECS, ALIGNMENT, MAMBA_ALIGN, FULL_GROUPS, SIMPLE, HIT_SLOT, PAIR_FS,
     PROMPT_NS, FULL_BUDGET, SPEC_TOKENS, LOOKAHEAD, DRAFT_SLOTS, DROPS_BLOCK, ACCEPTANCE, DRAFT_PPM, MAX_LORAS, MAX_QUEUED,
-    MAX_QUEUED_TOKENS,
-) = range(34)  # fmt: skip
+    MAX_QUEUED_TOKENS, ENCODER_TOKENS, LOOKS_AHEAD, EMBED_PS,
+) = range(37)  # fmt: skip
 # The groups come after them: limits[G_BLOCK + G_FIELDS * group].
 G_FIELDS = 5
-LIMITS = 34
+LIMITS = 37
 G_KIND, G_BLOCK, G_WINDOW, G_CAP, G_SPEC = range(LIMITS, LIMITS + G_FIELDS)
 
 # `counts`: the numbers that do.
@@ -77,14 +78,20 @@ G_KIND, G_BLOCK, G_WINDOW, G_CAP, G_SPEC = range(LIMITS, LIMITS + G_FIELDS)
     FREE_BLOCKS, RUNNING_COUNT, WAITING_COUNT, WAITING_HEAD, FREE_SLOTS, NOW, NEXT_ARRIVAL, DEVICE_FREE, IN_FLIGHT_BATCHES,
     OLDEST_BATCH, TABLE_BLOCKS, FULL_SLOTS, COMPUTED_RUNNING, STEPS, BUSY_NS, SCHEDULED_TOKENS, PREEMPTION_COUNT, RECOMPUTED,
     QUERIES, HITS, RESUMED_QUERIES, RESUMED_HITS, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, LOG_ROWS, DONE, STUCK,
-    REJECTED_COUNT, FINISHED_COUNT, PREEMPTED_COUNT, PASS, STEP_BUDGET, REFUSED_COUNT, DRAFTED, ACCEPTED, BATCHES,
-) = range(37)  # fmt: skip
+    REJECTED_COUNT, FINISHED_COUNT, PREEMPTED_COUNT, PASS, STEP_BUDGET, REFUSED_COUNT, DRAFTED, ACCEPTED, ENCODER_FREE,
+    ENCODER_FREEABLE, ENCODER_BUDGET, ENCODER_LOOKS, ENCODER_COUNT, BATCHES,
+) = range(42)  # fmt: skip
 # The decisions of schedule(), by batch: counts[BATCHES + batch * BATCH_FIELDS + field].
-B_REQUESTS, B_TOKENS, B_NEW, B_RESUMED, B_PREEMPTED, B_CONTEXT, B_PAIRS, B_END = range(8)
-BATCH_FIELDS = 8
+B_REQUESTS, B_TOKENS, B_NEW, B_RESUMED, B_PREEMPTED, B_CONTEXT, B_PAIRS, B_END, B_ENCODED = range(9)
+BATCH_FIELDS = 9
 COUNTS = BATCHES + 2 * BATCH_FIELDS
 
 FULL, SLIDING, MAMBA = range(3)
+
+# A row of `items`; MARK: the last look that wants it encoded, negative where the same content comes twice.
+I_START, I_TOKENS, I_ENTRY, I_HELD, I_MARK = range(5)
+# A row of `entries`; the last two are the ends of the list of contents that nobody needs.
+E_TOKENS, E_CACHED, E_HOLDERS, E_PREV, E_NEXT, E_MARK = range(6)
 
 NO_KEY = np.uint64(0)
 NEVER_FILLS = 2**31 - 1
@@ -104,3 +111,5 @@ class RunState(NamedTuple):
     keys: UInt64  # The content key of each block that can be hit
     chains: UInt64  # For each prefix id, a digest of it and all before it in its request
     adapters: Int64  # By LoRA adapter, the last pass in which a step had it
+    items: Int64  # Pictures and sounds
+    entries: Int64  # Their contents

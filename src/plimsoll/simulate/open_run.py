@@ -154,7 +154,7 @@ class OpenRun:
                 self._state = self._state._replace(chains=grown)
             chain(ids, np.array((0, len(ids)), dtype=np.int64), np.array([adapter]), self._chains[begin:end])
             self._chains_used = end
-        self._stamps[row] = (arrival_ns, -1, -1, -1, begin, end, ids_tokens, number, adapter, -1, 0, 0)
+        self._stamps[row] = (arrival_ns, -1, -1, -1, begin, end, ids_tokens, number, adapter, -1, 0, 0, 0, 0, 0)
         if adapter >= len(self._state.adapters):
             self._state = self._state._replace(adapters=np.zeros(adapter + 1, dtype=np.int64))
         self._used += 1

@@ -15,7 +15,8 @@ from plimsoll.simulate.compiled import compiled, part, wide, wrapping
 
 from plimsoll.simulate.layout import (  # isort: skip
     BUCKET_FIRST, BUCKET_LAST, BUCKET_NEXT, BUCKET_PREV, FREE_BLOCKS, G_BLOCK, G_FIELDS, HASHED, IDS_BEGIN, IDS_END, IDS_TOKENS,
-    LENGTH, NEXT, NO_KEY, NUMBER, PREFIX_BLOCK, PREV, REFS, TABLE, Int32, Int64, RunState, UInt64,
+    ITEMS_BEGIN, ITEMS_END, I_ENTRY, I_START, LENGTH, NEXT, NO_KEY, NUMBER, PREFIX_BLOCK, PREV, REFS, TABLE, Int32, Int64,
+    RunState, UInt64,
 )  # fmt: skip
 
 NULL = 0  # The null block's id
@@ -169,5 +170,8 @@ def block_key(s: RunState, request: int, index: int, group: int) -> np.uint64:
         start = s.stamps[request, IDS_BEGIN]
         covering = (end + s.limits[PREFIX_BLOCK] - 1) // s.limits[PREFIX_BLOCK]
         if covering <= s.stamps[request, IDS_END] - start:
+            for item in range(s.stamps[request, ITEMS_BEGIN], s.stamps[request, ITEMS_END]):
+                if s.items[item, I_START] < end:  # the same ids with another picture among them are something else
+                    place = mix(place, np.uint64(s.items[item, I_ENTRY] + 1))
             return mix(s.chains[start + covering - 1], place)
     return mix(np.uint64(s.stamps[request, NUMBER]) ^ _OWN, place)

@@ -13,14 +13,16 @@ import numpy as np
 
 from plimsoll.simulate.admission import schedule_waiting
 from plimsoll.simulate.compiled import hot, part, wide
+from plimsoll.simulate.encoder import encode, let_go_all, let_go_passed, look_at_items
 from plimsoll.simulate.groups import Hybrid, cache_blocks, extend, free_request, mamba_aligned, preempt
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ACCEPTANCE, ACCEPTED, ARRIVAL, ASYNC, B_CONTEXT, B_HOW_MANY, B_PAIRS, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS,
-    BATCH_FIELDS, BATCHES, BLOCK_SIZE, BUDGET, BY_PRIORITY, COMPUTED, COMPUTED_RUNNING, DRAFT_SLOTS, DRAFTED, DRAFTS, FILLS,
-    FINISH, FINISHED, FINISHED_COUNT, FIRST_TOKEN, FULL_BUDGET, HELD, IN_FLIGHT, LOOKAHEAD, MAMBA_ALIGN, MAX_LEN, NUMBER,
-    OUTPUT, PASS, PLACEHOLDERS, PREEMPTION_COUNT, PRIORITY, PRODUCED, PROMPT, RUNNING, RUNNING_COUNT, SEAT_BATCH, SEAT_RUNNING,
-    SPEC_TOKENS, STALE, STATUS, STEP_BUDGET, THRESHOLD, TOKENS, WAITING_COUNT, Int32, RunState,
+    ACCEPTANCE, ACCEPTED, ARRIVAL, ASYNC, BATCHES, BATCH_FIELDS, BLOCK_SIZE, BUDGET, BY_PRIORITY, B_CONTEXT, B_ENCODED,
+    B_HOW_MANY, B_PAIRS, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS, COMPUTED, COMPUTED_RUNNING, DRAFTED, DRAFTS,
+    DRAFT_SLOTS, ENCODED, ENCODER_BUDGET, ENCODER_COUNT, ENCODER_TOKENS, FILLS, FINISH, FINISHED, FINISHED_COUNT, FIRST_TOKEN,
+    FULL_BUDGET, HELD, IN_FLIGHT, LOOKAHEAD, MAMBA_ALIGN, MAX_LEN, NUMBER, OUTPUT, PASS, PLACEHOLDERS, PREEMPTION_COUNT,
+    PRIORITY, PRODUCED, PROMPT, RUNNING, RUNNING_COUNT, SEAT_BATCH, SEAT_RUNNING, SPEC_TOKENS, STALE, STATUS, STEP_BUDGET,
+    THRESHOLD, TOKENS, WAITING_COUNT, Int32, RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import mix
 from plimsoll.simulate.queues import drop
@@ -69,6 +71,8 @@ def _push_out(s: RunState, batch: int) -> tuple[int, int, int]:
     for index in range(where, s.counts[RUNNING_COUNT]):
         s.seats[index, SEAT_RUNNING] = s.seats[index + 1, SEAT_RUNNING]
     tokens = _unschedule(s, batch, victim) if s.limits[BY_PRIORITY] else 0
+    if tokens > 0:
+        s.counts[ENCODER_BUDGET] += s.stamps[victim, ENCODED]
     preempt(s, victim)
     s.counts[BATCHES + batch * BATCH_FIELDS + B_PREEMPTED] += 1
     return victim, where, tokens
@@ -83,7 +87,7 @@ def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -
     requests, seats = s.requests, s.seats
     running, max_len, is_aligned = s.counts[RUNNING_COUNT], s.limits[MAX_LEN], s.limits[MAMBA_ALIGN] != 0
     budget = s.counts[STEP_BUDGET]
-    scheduled, drafts, slots, lookahead = wide(0), wide(0), wide(0), wide(0)
+    scheduled, drafts, slots, lookahead, encoder_budget = wide(0), wide(0), wide(0), wide(0), wide(0)
     if hybrid is not None:
         slots, lookahead = s.limits[DRAFT_SLOTS], s.limits[LOOKAHEAD]
     at = 0
@@ -105,6 +109,9 @@ def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -
         tokens = min(tokens, max_len - computed - 1)
         if is_aligned and tokens > 0:
             tokens = mamba_aligned(s, request, computed, tokens)
+        if hybrid is not None:
+            encoder_budget = s.counts[ENCODER_BUDGET]
+            tokens = look_at_items(s, request, computed, tokens)
         if tokens <= 0:
             continue
         # Nearly always there is room in the request's last block, and nothing to do.
@@ -126,6 +133,7 @@ def _schedule_running(s: RunState, hybrid: Hybrid, batch: int, threshold: int) -
         seats[scheduled, who] = request
         seats[scheduled, who + B_HOW_MANY] = tokens
         if hybrid is not None:
+            s.counts[ENCODER_BUDGET] = encode(s, request, encoder_budget)
             seats[scheduled, who + B_PRODUCES] = max(0, min(drafts, computed + tokens - known - under_way))
         scheduled += 1
         budget -= tokens + slots
@@ -145,6 +153,7 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
     s.counts[STEP_BUDGET] = max(s.limits[BUDGET], min(s.limits[FULL_BUDGET], needed))
     # The threshold keeps a long prompt from starving others: a request that is alone needs none.
     threshold = s.limits[THRESHOLD] if s.counts[RUNNING_COUNT] + s.counts[WAITING_COUNT] > 1 else 0
+    s.counts[ENCODER_BUDGET] = s.limits[ENCODER_TOKENS]
     budget = _schedule_running(s, hybrid, batch, threshold)
     if s.counts[made + B_PREEMPTED] == 0 and s.counts[WAITING_COUNT] > 0:
         schedule_waiting(s, hybrid, batch, budget, threshold)
@@ -163,6 +172,7 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
         if hybrid is not None:
             drafts = seats[at, who + B_PRODUCES]
             row[DRAFTS] = s.limits[SPEC_TOKENS] if produces else 0
+            s.counts[made + B_ENCODED] += s.stamps[seats[at, who], ENCODED]
         if tokens > 1 + abs(drafts):  # twice the number of pairs of a token and one that it looks at
             pairs += tokens * (2 * computed - tokens)
         seats[at, who + B_PRODUCES] = (1 + drafts if drafts >= 0 else drafts) if produces else 0
@@ -171,6 +181,7 @@ def schedule(s: RunState, hybrid: Hybrid, batch: int) -> int:
             row[IN_FLIGHT] += tokens
             if produces:
                 row[PLACEHOLDERS] = under_way + 1 + abs(drafts)
+    s.counts[ENCODER_COUNT] += s.counts[made + B_ENCODED]
     s.counts[COMPUTED_RUNNING] += total
     s.counts[made + B_TOKENS] = total
     s.counts[made + B_CONTEXT] = context
@@ -223,6 +234,7 @@ def _end_request(s: RunState, request: int, now: int) -> None:
     if is_running:
         free_request(s, request)
     else:
+        let_go_all(s, request)
         drop(s, request)
 
 
@@ -238,6 +250,8 @@ def finish(s: RunState, hybrid: Hybrid, batch: int, now: int) -> None:
         row = requests[request]
         if is_async and _is_over(row, seats[at, who + B_HOW_MANY]):
             continue
+        if hybrid is not None:
+            let_go_passed(s, request)
         if seats[at, who + B_PRODUCES] == 0:
             continue
         brought = wide(1)

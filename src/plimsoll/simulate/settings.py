@@ -40,6 +40,7 @@ class Speculation(NamedTuple):
     lookahead: int = 0  # Slots of the cache for what the drafter writes beyond the tokens of a step
     slots: int = 0  # Of the step's budget, beside the tokens, for each request
     drops_block: bool = False  # The last block of a hit is computed again
+    looks_ahead: int = 0  # Tokens of a prompt that the drafter reads beyond those of a step
     draft_ppm: int = 0  # A draft pass takes so many millionths of the time of a step with its tokens
 
     @property
@@ -51,6 +52,14 @@ class Speculation(NamedTuple):
             is_low = sum(middle**place for place in range(1, self.tokens + 1)) < self.acceptance * self.tokens
             low, high = (middle, high) if is_low else (low, middle)
         return high
+
+
+class EncoderLimits(NamedTuple):
+    """An encoder of pictures or sounds; a budget or a cache smaller than the largest item is raised to it, as in vLLM."""
+
+    budget: int | None = None  # Tokens of them that a step encodes at most; None: as many as of text
+    cache: int | None = None  # Tokens of them that are kept; None: as many as the budget
+    embed_ps: int = 0  # The time for one, in picoseconds
 
 
 class EngineLimits(NamedTuple):
@@ -73,13 +82,15 @@ class EngineLimits(NamedTuple):
     max_num_queued_tokens: int | None = None
     max_loras: int | None = None  # None: LoRA is off
     speculation: Speculation | None = None
+    encoder: EncoderLimits | None = None  # None: vLLM's own limits, and encoding takes no time
 
     @property
     def named(self) -> dict[str, Any]:
         """The limits that are set, by name, as plain values."""
         found = {name: value for name, value in self._asdict().items() if value is not None}
         found["groups"] = [group._asdict() for group in self.groups]
-        return found | ({"speculation": self.speculation._asdict()} if self.speculation is not None else {})
+        parts = {"speculation": self.speculation, "encoder": self.encoder}
+        return found | {name: part._asdict() for name, part in parts.items() if part is not None}
 
     def turned(self, **limits: Any) -> EngineLimits:
         """The same engine with other limits."""

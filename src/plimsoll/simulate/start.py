@@ -10,16 +10,17 @@ from plimsoll.errors import BadInput
 
 from plimsoll.simulate.layout import (  # isort: skip
     ACCEPTANCE, ADAPTER, ALIGNMENT, ARRIVAL, ASYNC, BLOCK_SIZE, BUDGET, BY_PRIORITY, CACHING, CHUNKED, COUNTS, CTX_PS,
-    DRAFT_PPM, DRAFT_SLOTS, DROPS_BLOCK, FREE_BLOCKS, FREE_SLOTS, FULL, FULL_BUDGET, FULL_GROUPS, GROUPS, HIT_SLOT, IDS_BEGIN,
-    IDS_END, IDS_TOKENS, LIMITS, LINK_FIELDS, LOOKAHEAD, MAMBA, MAMBA_ALIGN, MAX_LEN, MAX_LORAS, MAX_QUEUED, MAX_QUEUED_TOKENS,
-    MAX_SEQS, NEXT, NUM_BLOCKS, NUMBER, OUTPUT, PAIR_FS, PREFIX_BLOCK, PREV, PRIORITY, PROMPT, PROMPT_NS, REJECTED,
-    REJECTED_COUNT, REQUEST_FIELDS, RESERVE_FULL, SEAT_FIELDS, SEAT_FREE_SLOT, SEQ_NS, SIMPLE, SLIDING, SLOT, SPEC_TOKENS,
-    SPECS, STAMP_FIELDS, STATUS, TABLE, THRESHOLD, TIE, TOKENS, WATERMARK_BLOCKS, Int32, RunState,
+    DRAFT_PPM, DRAFT_SLOTS, DROPS_BLOCK, EMBED_PS, ENCODED, ENCODER_FREE, ENCODER_FREEABLE, ENCODER_TOKENS, E_NEXT, E_PREV,
+    E_TOKENS, FREE_BLOCKS, FREE_SLOTS, FULL, FULL_BUDGET, FULL_GROUPS, GROUPS, HIT_SLOT, IDS_BEGIN, IDS_END, IDS_TOKENS,
+    ITEMS_BEGIN, ITEMS_END, I_ENTRY, I_TOKENS, LIMITS, LINK_FIELDS, LOOKAHEAD, LOOKS_AHEAD, MAMBA, MAMBA_ALIGN, MAX_LEN,
+    MAX_LORAS, MAX_QUEUED, MAX_QUEUED_TOKENS, MAX_SEQS, NEXT, NUMBER, NUM_BLOCKS, OUTPUT, PAIR_FS, PREFIX_BLOCK, PREV, PRIORITY,
+    PROMPT, PROMPT_NS, REJECTED, REJECTED_COUNT, REQUEST_FIELDS, RESERVE_FULL, SEAT_FIELDS, SEAT_FREE_SLOT, SEQ_NS, SIMPLE,
+    SLIDING, SLOT, SPECS, SPEC_TOKENS, STAMP_FIELDS, STATUS, TABLE, THRESHOLD, TIE, TOKENS, WATERMARK_BLOCKS, Int32, RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import chain
 from plimsoll.simulate.scheduler import SHARE_BITS
-from plimsoll.simulate.settings import LONGEST_STEP_NS, CacheGroup, EngineLimits, StepTime, groups_of
-from plimsoll.simulate.trace import Flags, Integers, Trace
+from plimsoll.simulate.settings import LONGEST_STEP_NS, CacheGroup, EncoderLimits, EngineLimits, StepTime, groups_of
+from plimsoll.simulate.trace import Flags, Integers, Trace, starts
 
 _KINDS = {"full": FULL, "sliding": SLIDING, "mamba": MAMBA}
 MOST_TOKENS = 2**31 - 2  # Of one request: the arrays hold 32-bit numbers
@@ -140,10 +141,14 @@ def _limits(settings: EngineLimits, step_time: StepTime, prefix_block: int, grou
     limits[MAX_LORAS] = settings.max_loras or 0
     if (drafted := settings.speculation) is not None:
         limits[SPEC_TOKENS], limits[LOOKAHEAD], limits[DRAFT_SLOTS] = drafted.tokens, drafted.lookahead, drafted.slots
-        limits[DROPS_BLOCK], limits[DRAFT_PPM] = drafted.drops_block, drafted.draft_ppm
+        limits[DROPS_BLOCK], limits[DRAFT_PPM], limits[LOOKS_AHEAD] = (
+            drafted.drops_block,
+            drafted.draft_ppm,
+            drafted.looks_ahead,
+        )
         limits[ACCEPTANCE] = round(drafted.each * (1 << SHARE_BITS))
-    rest = settings.speculation, settings.max_loras, settings.max_num_queued_reqs, settings.max_num_queued_tokens
-    limits[SIMPLE] = len(groups) == 1 and groups[0, 0] == FULL and all(one is None for one in rest)
+    said = (settings.speculation, settings.max_loras, settings.max_num_queued_reqs, settings.max_num_queued_tokens)
+    limits[SIMPLE] = len(groups) == 1 and groups[0, 0] == FULL and all(one is None for one in said)
     return limits
 
 
@@ -176,6 +181,29 @@ def _request_rows(trace: Trace, settings: EngineLimits) -> Int32:
         order = sorted(range(trace.size), key=str)
         rows[order, TIE] = np.arange(trace.size, dtype=np.int64)
     return rows
+
+
+def _items(trace: Trace) -> tuple[Integers, Integers, Integers]:
+    """The pictures and sounds of all requests, their contents, and where each request's begin.
+
+    They stand one after another at the beginning of the prompt. Two have the same content where the prompts are the same up to
+    there, as far as prefix ids say it.
+    """
+    rows: list[tuple[int, ...]] = []
+    contents: dict[tuple[object, ...], int] = {}
+    counts = np.fromiter(map(len, trace.images), dtype=np.int64, count=trace.size)
+    for request in np.flatnonzero(counts).tolist():
+        ids, at = trace.ids_of(request), 0
+        for place, tokens in enumerate(trace.images[request]):
+            block = at // trace.prefix_block
+            content = (ids[: block + 1].tobytes(), at, tokens) if block < len(ids) else (request, place)
+            rows.append((at, tokens, contents.setdefault(content, len(contents)), 0, 0))
+            at += tokens
+    items = np.array(rows, dtype=np.int64).reshape(-1, 5)
+    entries = np.zeros((len(contents) + 2, 6), dtype=np.int64)
+    entries[items[:, I_ENTRY], E_TOKENS] = items[:, I_TOKENS]
+    entries[-2, E_NEXT], entries[-1, E_PREV] = len(contents) + 1, len(contents)
+    return items, entries, starts(counts)
 
 
 def start(
@@ -235,6 +263,13 @@ def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival
     # Most rows are never used, and untouched memory is not allocated.
     tables = np.zeros((len(groups), slots + 1, TABLE + width), dtype=np.int32)
     limits = _limits(settings, step_time, trace.prefix_block, groups)
+    items, entries, item_start = _items(trace)
+    stamps[:, ITEMS_BEGIN], stamps[:, ITEMS_END], stamps[:, ENCODED] = item_start[:-1], item_start[1:], 0
+    if len(items):
+        said, largest = settings.encoder or EncoderLimits(), int(items[:, I_TOKENS].max())
+        limits[ENCODER_TOKENS] = max(said.budget or settings.max_num_batched_tokens, largest)
+        counts[ENCODER_FREE] = counts[ENCODER_FREEABLE] = max(said.cache or settings.max_num_batched_tokens, largest)
+        limits[EMBED_PS], limits[SIMPLE] = said.embed_ps, False
     limits[HIT_SLOT] = slots
     # All blocks but the null block are free, in the order of their numbers. Two more rows are the queue's ends.
     blocks, head, tail = settings.num_blocks, settings.num_blocks, settings.num_blocks + 1
@@ -254,4 +289,6 @@ def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival
         keys=np.zeros(settings.num_blocks, dtype=np.uint64),
         chains=chains,
         adapters=np.zeros(len(adapters), dtype=np.int64),
+        items=items,
+        entries=entries,
     )

@@ -10,6 +10,7 @@ tokens. A request without ids shares nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from plimsoll.errors import BadInput, TooLarge
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Tuples = npt.NDArray[np.object_]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -31,6 +33,7 @@ class Trace(NamedTuple):
     output: Integers  # Tokens to generate, at least 1
     priority: Integers  # Lower goes first, as vLLM's `priority`; only the priority policy looks at it
     adapter: Integers  # LoRA adapters, each as a number; 0 for none
+    images: Tuples  # The tokens of each picture or sound at the beginning of the prompt
     prefix_ids: Integers
     prefix_start: Integers
     prefix_block: int = 512  # Tokens that one prefix id covers
@@ -60,6 +63,7 @@ def make_trace(
     ids: list[list[int]] | None = None,
     prefix_block: int = 512,
     adapter: npt.ArrayLike | None = None,
+    images: Sequence[tuple[int, ...]] = (),
 ) -> Trace:
     """A trace from plain lists in order of arrival; for readers and tests."""
     arrivals = np.asarray(arrival_ns, dtype=np.int64)
@@ -75,6 +79,7 @@ def make_trace(
         np.maximum(1, np.asarray(output, dtype=np.int64)),
         np.zeros_like(arrivals) if priority is None else np.asarray(priority, dtype=np.int64),
         np.zeros_like(arrivals) if adapter is None else np.asarray(adapter, dtype=np.int64),
+        tuples(images or [()] * len(arrivals)),
         np.asarray(flat, dtype=np.int64),
         start,
         prefix_block,
@@ -170,9 +175,18 @@ def pick(trace: Trace, rows: Integers) -> Trace:
         output=trace.output[rows],
         priority=trace.priority[rows],
         adapter=trace.adapter[rows],
+        images=trace.images[rows],
         prefix_ids=trace.prefix_ids[places(trace.prefix_start[:-1][rows], counts)],
         prefix_start=starts(counts),
     )
+
+
+def tuples(rows: Sequence[tuple[int, ...]]) -> Tuples:
+    """An array of tuples, whatever their lengths."""
+    found = np.empty(len(rows), dtype=object)
+    for at, row in enumerate(rows):
+        found[at] = row
+    return found
 
 
 def starts(counts: Integers) -> Integers:

@@ -18,7 +18,7 @@ import numpy as np
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.net.inputs import unpacked
-from plimsoll.simulate.trace import LATEST_NS, Integers
+from plimsoll.simulate.trace import LATEST_NS, Integers, Tuples, tuples
 
 # The names of a trace's columns and fields, and the cells of its CSV.
 
@@ -242,6 +242,7 @@ class Columns(NamedTuple):
     output: Integers
     priority: Integers
     adapter: Integers  # LoRA adapters, each as a number; 0 for none
+    images: Tuples  # Tokens of each picture or sound
     ids: Integers
     id_counts: Integers
     stamps: Integers  # (rows, 4): scheduled, first token, finished, cached tokens; no rows where the format has none
@@ -255,7 +256,7 @@ NO_STAMPS = np.zeros((0, 4), dtype=np.int64)
 def plain_columns(arrival: Integers, prompt: Integers, output: Integers) -> Columns:
     """Columns of a format without ids, priorities or stamps."""
     zeros = np.zeros(len(prompt), dtype=np.int64)
-    return Columns(arrival, prompt, output, zeros, zeros.copy(), NOTHING, zeros, NO_STAMPS)
+    return Columns(arrival, prompt, output, zeros, zeros.copy(), tuples([()] * len(prompt)), NOTHING, zeros, NO_STAMPS)
 
 
 def whole_numbers(values: Sequence[object], name: str, most: int = TOKENS_MAX, least: int = 0) -> Integers:
@@ -299,6 +300,6 @@ def ids_as_numbers(ids: list[object], name: str) -> Integers:
 def joined(parts: Iterable[Columns]) -> Columns:
     """All rows, one part after the other."""
     parts = list(parts)
-    columns = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:8])
+    columns = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:9])
     block = next((part.prefix_block for part in parts if part.prefix_block), 0)
     return Columns._make((*columns, block, sum(part.failed for part in parts)))

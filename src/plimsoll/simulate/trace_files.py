@@ -147,12 +147,22 @@ def json_columns(shape: JsonShape, lines: list[str], prefix_block: int) -> Colum
     if named:
         at, names = zip(*named, strict=True)
         found.adapter[list(at)] = ids_as_numbers(list(names), "adapter")
+    for place, row in enumerate(rows):
+        if row.get("images"):
+            found.images[place] = _images(row["images"], int(prompt[place]))
     if shape.stamps:
         found = found._replace(stamps=_json_stamps(shape, rows, arrival))
     if shape.ids:
         ids, counts = _ids(shape, rows, prompt, prefix_block or RECORDING_BLOCK)
         found = found._replace(ids=ids, id_counts=counts)
     return found._replace(prefix_block=prefix_block)
+
+
+def _images(said: object, prompt: int) -> tuple[int, ...]:
+    found = whole_numbers(said, "images", least=1) if isinstance(said, list) else None
+    if found is None or found.sum() > prompt:
+        raise BadRow("images is not a list of tokens that the prompt has")
+    return tuple(found.tolist())
 
 
 def _rows(lines: list[str], *, exact: bool) -> list[Row]:
@@ -423,7 +433,7 @@ def _trace(path: str, rows: _Rows, limit: int | None, arrivals: Arrivals | None)
     name = "standard input" if path == "-" else PurePath(path).name
     arrival = columns.arrival if len(columns.arrival) else np.zeros(count, dtype=np.int64)
     whole = Trace(
-        name, arrival, prompt, output, columns.priority, columns.adapter, columns.ids, starts(columns.id_counts),
-        rows.prefix_block, rows.bad,
+        name, arrival, prompt, output, columns.priority, columns.adapter, columns.images, columns.ids,
+        starts(columns.id_counts), rows.prefix_block, rows.bad,
     )  # fmt: skip
     return pick(whole, order)._replace(arrival_ns=times - zero), order, zero

@@ -21,6 +21,7 @@ from plimsoll.simulate.trace import (
     pick,
     places,
     starts,
+    tuples,
 )
 
 # Synthetic traffic: seeded lengths, arrivals, shared beginnings and conversations.
@@ -118,7 +119,7 @@ def generate(spec: Synthetic) -> Trace:
     arrival = arrival[order]
     trace = Trace(
         "synthetic", arrival - arrival[0], prompt[order], output[order], priority[order], np.zeros_like(priority),
-        np.zeros(0, dtype=np.int64), np.zeros(spec.requests + 1, dtype=np.int64), spec.block,
+        tuples([()] * spec.requests), np.zeros(0, dtype=np.int64), np.zeros(spec.requests + 1, dtype=np.int64), spec.block,
     )  # fmt: skip
     if not spec.families and spec.turns == 1:
         return trace
@@ -187,6 +188,7 @@ def _slice(trace: Trace, first: int, last: int, zero_ns: int) -> Trace:
         output=trace.output[first:last],
         priority=trace.priority[first:last],
         adapter=trace.adapter[first:last],
+        images=trace.images[first:last],
         prefix_ids=trace.prefix_ids[begin:end],
         prefix_start=trace.prefix_start[first : last + 1] - begin,
     )
@@ -218,7 +220,7 @@ def merge(traces: Sequence[Trace]) -> Trace:
             raise TooLarge(f"merged in blocks of {block} tokens there are more than {IDS_MAX} prefix ids")
         ids.append(numbers)
         counts.append(kept)
-    columns = (np.concatenate(column) for column in zip(*(trace[1:6] for trace in traces), strict=True))
+    columns = (np.concatenate(column) for column in zip(*(trace[1:7] for trace in traces), strict=True))
     name, bad_rows = " + ".join(trace.name for trace in traces), sum(trace.bad_rows for trace in traces)
     whole = Trace._make((name, *columns, np.concatenate(ids), starts(np.concatenate(counts)), block, bad_rows))
     return pick(whole, np.argsort(whole.arrival_ns, kind="stable"))

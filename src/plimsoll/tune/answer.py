@@ -180,7 +180,7 @@ class Server(NamedTuple):
 
     def features_of(self, option: Option) -> Features:
         """A candidate's limits."""
-        return with_features(option.settings, option.ledger.settings, self.shape, self.acceptance)
+        return with_features(option.settings, option.ledger, self.shape, self.acceptance)
 
     def clock_of(self, option: Option) -> StepClock:
         """Unfitted step times of a candidate; without the card's rates the reference's constants."""

@@ -93,13 +93,13 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None) 
     plan = json.loads(report.as_json(planned))
     # A command that leaves no cache may be one flag away from a good one; only a fit replays it as it is.
     settings, notes = settings_of_plan(plan, is_replayed=options.fit is not None, is_known=True)
-    found = with_features(settings, planned.ledger.settings, planned.shape, options.acceptance_rate)
+    found = with_features(settings, planned.ledger, planned.shape, options.acceptance_rate)
     notes = (*notes, *found.notes)
     times = read_times(options, plan, found.settings, planned)
     if (engines := data_parallel_engines(plan["settings"])) > 1:
         notes = (*notes, f"one of the {engines} data-parallel engines is replayed, with all of the traffic")
         notes = (*notes, lockstep_note(engines)) if ready.model.shape.moe is not None else notes
-    encoder = (NO_ENCODER,) if ready.model.shape.towers else ()
+    encoder = (NO_ENCODER,) if ready.model.shape.towers and not any(traffic.trace.images) else ()
     notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes, *encoder)
     step_time = times.step_time if times.fitted is not None else None
     server = Server(
