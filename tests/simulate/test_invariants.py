@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -16,7 +14,6 @@ from plimsoll.simulate.replay import FOREVER, new_record, replay
 from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import Trace, make_trace
-from tests.each import each
 from tests.simulate.state_checks import Content, check_end, check_rows, check_state
 
 MOST_STEPS = 1500
@@ -159,62 +156,3 @@ CROWDED = Case(
     StepTime(1000, 10, 1, 999),
     1,
 )
-
-
-def _under_way(case: Case, steps: int) -> at.RunState:
-    state, hybrid, record = _start(case)
-    advance(state, hybrid, record, steps, FOREVER)
-    return state
-
-
-def test_the_crowded_case_is_crowded() -> None:
-    """It has all that the next tests break: runners, waiters, shared, free, hashed and preempted."""
-    assert _drive(CROWDED).counts[at.PREEMPTION_COUNT] > 0
-    state = _under_way(CROWDED, 7)
-    assert state.counts[at.RUNNING_COUNT] > 1
-    assert state.counts[at.WAITING_COUNT] > 1
-    assert state.counts[at.FREE_BLOCKS] > 0
-    assert state.links[:, at.REFS].max() > 1
-    assert np.count_nonzero(state.keys) > 3
-
-
-def _first_free(s: at.RunState) -> int:
-    return int(s.links[len(s.keys), at.NEXT])
-
-
-def _runner_table(s: at.RunState) -> at.Int32:
-    table: at.Int32 = s.tables[0, s.requests[s.seats[0, at.SEAT_RUNNING], at.SLOT]]
-    return table
-
-
-def _swap(s: at.RunState) -> None:
-    """Two held blocks with content change places, buckets and all: only what they hold is wrong."""
-    table = _runner_table(s)
-    table[at.TABLE], table[at.TABLE + 1] = int(table[at.TABLE + 1]), int(table[at.TABLE])
-
-
-def _set(array: Any, place: Any, value: Any) -> None:
-    array[place] = value
-
-
-HARMS: dict[str, Callable[[at.RunState], None]] = {
-    "two held blocks change places": _swap,
-    "a block is in the queue twice": lambda s: _set(s.links, (_first_free(s), at.NEXT), _first_free(s)),
-    "a block is held twice": lambda s: _set(_runner_table(s), at.TABLE + 1, _runner_table(s)[at.TABLE]),
-    "a holder is forgotten": lambda s: _set(s.links, (_runner_table(s)[at.TABLE], at.REFS), 0),
-    "somebody runs and waits": lambda s: _set(s.waiting, s.counts[at.WAITING_HEAD], s.seats[0, at.SEAT_RUNNING]),
-    "two share a slot": lambda s: _set(s.requests, (s.seats[:2, at.SEAT_RUNNING], at.SLOT), 0),
-    "a key has no bucket": lambda s: _set(s.keys, next(block for block in range(1, len(s.keys)) if not s.keys[block]), 12345),
-    "a sum is wrong": lambda s: _set(s.counts, at.COMPUTED_RUNNING, s.counts[at.COMPUTED_RUNNING] + 1),
-}
-
-
-@each("harm", HARMS)
-def test_a_broken_state_is_noticed(harm: str) -> None:
-    """The checks above can fail: each way to harm a sound state is found."""
-    state = _under_way(CROWDED, 7)
-    known: dict[int, Content] = {}
-    check_state(state, CROWDED.trace, known)
-    HARMS[harm](state)
-    with pytest.raises(AssertionError):
-        check_state(state, CROWDED.trace, known)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plimsoll.simulate.settings import CacheGroup, EngineLimits
-from plimsoll.simulate.summary import ROUGH_GUIDE, Latency, latencies_of, percentile, summarise
+from plimsoll.simulate.summary import Latency, latencies_of, percentile, summarise
 from tests.simulate.golden_runs import hand_made
 
 MS = 1_000_000
@@ -60,11 +60,3 @@ def test_throughput_is_over_simulated_time() -> None:
 def test_percentile_is_an_element(percent: int, count: int, place: int) -> None:
     """The element at int(p / 100 * n), never between two."""
     assert percentile(np.arange(count, dtype=np.float64), percent) == place
-
-
-def test_says_how_far_its_times_can_be_trusted() -> None:
-    """A rough guide unless a fit says otherwise."""
-    run = hand_made(TWO, STEPS)
-    assert summarise(run).step_time_label == ROUGH_GUIDE
-    assert not summarise(run).is_fitted
-    assert summarise(run, fitted="fitted: 4 % off").is_fitted

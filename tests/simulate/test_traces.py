@@ -253,16 +253,6 @@ def test_packed_plain_and_piped_are_the_same(tmp_path: Path, monkeypatch: pytest
         assert read_trace("-").output.tolist() == [2, 3]
 
 
-def test_azure_and_mooncake_are_read_plain_and_packed(tmp_path: Path) -> None:
-    """The two public formats give the same pairs, gzipped or not."""
-    csv = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n2023-11-16 18:15:50,396,109\n"
-    lines = '{"timestamp": 0, "input_length": 374, "output_length": 44}\n{"input_length": 396, "output_length": 109}\n'
-    for name, text in (("a.csv", csv), ("m.jsonl", lines)):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
-        assert read_lengths(str(tmp_path / name)) == read_lengths(str(tmp_path / f"{name}.gz")) == [(374, 44), (396, 109)]
-
-
 @pytest.mark.parametrize(
     ("text", "pairs"),
     [

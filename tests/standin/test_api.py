@@ -60,35 +60,25 @@ def test_answers_and_events_have_their_keys_in_vllms_order(server: Server) -> No
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stream_says_what_the_whole_answer_says(server: Server, path: str) -> None:
-    """The pieces put together are the answer; the last piece says why it ended, and then it is done."""
-    whole = server.ask("POST", path, asked(path, max_tokens=40)).json()
-    got = server.ask("POST", path, asked(path, max_tokens=40, stream=True))
+    """The pieces of each choice put together are its answer; the last one says why it ended, and then it is done."""
+    whole = server.ask("POST", path, asked(path, max_tokens=40, n=3)).json()
+    expected = [text_of(path, choice) for choice in whole["choices"]]
+    assert (len(set(expected)), whole["usage"]["completion_tokens"]) == (3, 120)
+    got = server.ask("POST", path, asked(path, max_tokens=40, n=3, stream=True))
     assert got.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert got.headers["transfer-encoding"] == "chunked"
-    events = got.events()
-    assert events[-1] == "[DONE]"
-    pieces = [json.loads(event) for event in events[:-1]]
-    choices = [piece["choices"][0] for piece in pieces]
-    assert "".join(text_of(path, choice) for choice in choices) == text_of(path, whole["choices"][0])
-    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
-    assert choices[-1]["finish_reason"] == "length"
-    assert pieces[-1]["system_fingerprint"] == whole["system_fingerprint"]
-    assert len({piece["id"] for piece in pieces}) == 1
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_several_choices_are_told_apart(server: Server, path: str) -> None:
-    """n answers have n indexes and differ."""
-    body = server.ask("POST", path, asked(path, n=3, max_tokens=20)).json()
-    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
-    assert len({text_of(path, choice) for choice in body["choices"]}) == 3
-    assert body["usage"]["completion_tokens"] == 60
-    events = server.ask("POST", path, asked(path, n=3, max_tokens=20, stream=True)).events()[:-1]
+    *events, done = got.events()
+    pieces = [json.loads(event) for event in events]
     texts = ["", "", ""]
-    for event in events:
-        choice = json.loads(event)["choices"][0]
+    ends: list[str | None] = [None] * 3
+    for piece_of_one in pieces:
+        choice = piece_of_one["choices"][0]
+        assert ends[choice["index"]] is None, "nothing comes after its end"
         texts[choice["index"]] += text_of(path, choice)
-    assert texts == [text_of(path, choice) for choice in body["choices"]]
+        ends[choice["index"]] = choice["finish_reason"]
+    assert (done, texts, ends) == ("[DONE]", expected, ["length"] * 3)
+    assert pieces[-1]["system_fingerprint"] == whole["system_fingerprint"]
+    assert len({piece_of_one["id"] for piece_of_one in pieces}) == 1
 
 
 def test_echo_gives_the_prompt_back(server: Server) -> None:

@@ -11,9 +11,10 @@ import pytest
 from plimsoll.cli.main import parse
 from plimsoll.plan.read import plan_command
 from plimsoll.render.plan import as_json
-from plimsoll.simulate.inputs import _data_sheet, settings_of_plan
+from plimsoll.simulate.inputs import settings_of_plan
 from plimsoll.simulate.options import ReplayOptions
 from plimsoll.simulate.settings import StepTime
+from plimsoll.simulate.silicon import sheet_clock
 from plimsoll.standin.launch import ConfigRefused
 from plimsoll.standin.memory import DeviceModel
 from tests.standin.launches import LLAMA, launchable
@@ -31,15 +32,15 @@ def plan_options(*words: str) -> ReplayOptions:
 def test_scheduler_and_times_are_those_of_simulate(model: str) -> None:
     """The stand-in has the scheduler of `simulate --gpu H100 -- vllm serve ...`, and its step times by the data sheet."""
     command = ["--gpu", "H100", "--vllm", "0.32.0", "--", "vllm", "serve", model, "--max-model-len", "8192"]
-    plan = json.loads(as_json(plan_command(plan_options(*command)), None, None))
-    settings, _ = settings_of_plan(plan)
+    planned = plan_command(plan_options(*command))
+    settings, _ = settings_of_plan(json.loads(as_json(planned, None, None)))
     config = launchable("--gpu", "H100", "--vllm", "0.32.0", model, "--max-model-len", "8192").config
     assert config.settings == settings
-    expected = _data_sheet(plan, settings).step_time
-    assert config.step_time.by_tokens is not None
-    assert expected.by_tokens is not None
-    assert config.step_time._replace(by_tokens=None) == expected._replace(by_tokens=None)
-    assert (config.step_time.by_tokens == expected.by_tokens).all()
+    clock = sheet_clock(planned.ledger, planned.shape, settings)
+    assert clock is not None
+    assert config.step_time._replace(by_tokens=None) == clock.step_time._replace(by_tokens=None)
+    most = settings.max_num_batched_tokens
+    assert (config.step_time.table(most) == clock.step_time.table(most)).all()
 
 
 def test_memory_is_the_ledger() -> None:

@@ -118,19 +118,6 @@ def test_safe_means_that_no_step_can_fail(
     assert memory.step(sizes.max_num_batched_tokens, sizes.max_num_seqs) is None
 
 
-def test_steps_do_not_change_whether_it_is_safe() -> None:
-    """What they cache can be given back, so it counts as room; from here on steps need not be shown one by one."""
-    seen = []
-    for room in range(60):
-        memory = DeviceModel(world(room, 900, (8192, 16, 32_000), graphs=False, is_profiled=True))
-        seen.append(memory.is_safe())
-        for tokens in (1, 8192, 3000, 8192, 5000):
-            memory.step(tokens, 16)
-            assert memory.is_safe() == seen[-1]
-    assert seen == sorted(seen)
-    assert seen.index(True) in range(20, 23)
-
-
 @given(worlds, deeds, shares, shares)
 def test_compaction_gives_back_what_is_releasable_and_the_next_step_takes_it_again(
     sizes: MemorySizes, before: Iterable[tuple[str, float, float]], much: float, many: float

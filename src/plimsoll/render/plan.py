@@ -278,7 +278,7 @@ def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: Workloa
             "groups": [picked(group, "layers kind block_size blocks_per_request window") for group in kv.groups],
         },
         "settings": picked(ledger.settings, _SETTINGS),
-        "parameters": {  # they give the reading and computing of a step, for `simulate`
+        "parameters": {
             "total": parameters(planned.shape),
             "routed": routed_parameters(planned.shape),
             "experts": moe.experts if moe is not None else None,

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plimsoll.errors import BadInput, PlimsollError
-from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.command_line import launches_named
 from plimsoll.launch.options import MOST, first_given, whole
 from plimsoll.models.files import read_json
@@ -28,17 +27,13 @@ from plimsoll.simulate.settings import (
     REPLAYED_ALL_THE_SAME,
     CacheGroup,
     EngineLimits,
-    Experts,
     Kind,
-    Sheet,
     StepTime,
     captured_sizes,
-    experts_of,
     group_of,
-    sheet_time,
     with_groups,
 )
-from plimsoll.simulate.silicon import SHEET_BAND, planned_clock
+from plimsoll.simulate.silicon import planned_clock, sheet_clock, sheet_of
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.summary import POOR_FIT
 from plimsoll.simulate.trace import Arrivals, Trace
@@ -102,13 +97,9 @@ class Times(NamedTuple):
 
 
 def read_times(
-    options: TrafficOptions,
-    plan: Mapping[str, object] | None,
-    settings: EngineLimits,
-    planned: MemoryPlan | None = None,
+    options: TrafficOptions, plan: Mapping[str, object] | None, settings: EngineLimits, planned: MemoryPlan | None
 ) -> Times:
-    """Returns the user's step times, else a fit's, else those by measured kernels (where the command itself was planned) or by
-    the data sheet, else the reference's constants."""
+    """Returns the user's step times, else a fit's, else those by measured kernels or the data sheet, else the reference's."""
     said = options.said if isinstance(options, StepOptions) else {}
     if said and options.fit is not None:
         raise BadInput(f"either --fit or {first_given(options, *STEP_FIELDS)}, not both")
@@ -118,32 +109,25 @@ def read_times(
         return _kept(options.times, settings)
     if options.save_times is not None and options.fit is None:
         raise BadInput("--save-times goes with --fit: it keeps what was learnt")
-    by_sheet = None
-    if plan is not None and not said:
-        # A fit begins at the data sheet: from the kernels' table it predicts a run's other loads less well.
-        is_fitted = options.fit is not None
-        clock = None if planned is None or is_fitted else planned_clock(planned.ledger, planned.shape, settings)
-        by_sheet = _data_sheet(plan, settings)
-        if clock is not None:
-            low, high = (f"{factor - 1:+.0%}" for factor in clock.band)
-            sure = f"step times by {clock.basis}, {low} to {high}; --fit corrects them by a real run"
-            by_sheet = Times(clock.step_time, notes=(sure,), band=clock.band)
+    by_plan = _by_plan(planned, settings, is_fitted=options.fit is not None) if plan is not None and not said else None
     if options.fit is not None:
-        return _fitted(options, options.fit, plan, settings, by_sheet)
+        return _fitted(options, options.fit, planned, settings, by_plan)
     if options.fit_series is not None:
         raise BadInput("--fit-series goes with --fit")
-    if by_sheet is not None:
-        return by_sheet
+    if by_plan is not None:
+        return by_plan
     notes = (AS_GIVEN,) if said and plan is not None else ()
     return Times(StepTime(**{**StepTime()._asdict(), **said}), notes=notes)
 
 
 def _fitted(
-    options: TrafficOptions, path: str, plan: Mapping[str, object] | None, settings: EngineLimits, by_sheet: Times | None
+    options: TrafficOptions, path: str, planned: MemoryPlan | None, settings: EngineLimits, by_plan: Times | None
 ) -> Times:
     """The step times fitted to a run; the search begins at the data sheet's, where there is one."""
-    start = by_sheet.step_time if by_sheet is not None and by_sheet.step_time.by_tokens is not None else None
-    experts, sizes = _mixture(plan), captured_sizes(settings, is_eager=_is_eager(plan))
+    start = by_plan.step_time if by_plan is not None and by_plan.step_time.by_tokens is not None else None
+    sheet = sheet_of(planned.ledger, planned.shape) if planned is not None else None
+    experts = sheet.experts if sheet is not None else None
+    sizes = captured_sizes(settings, is_eager=sheet is not None and sheet.is_eager)
     with bar("fitting", f"or so tries to run as {path} did") as draw:
 
         def on_try(number: int) -> None:
@@ -182,43 +166,17 @@ def _kept(path: str, settings: EngineLimits) -> Times:
     return Times(times, str(said.get("fitted") or "read from a file"), notes, most if isinstance(most, int) else None, is_poor)
 
 
-def _is_eager(plan: Mapping[str, object] | None) -> bool:
-    said = plan.get("settings") if plan is not None else None
-    return isinstance(said, dict) and said.get("enforce_eager") is True
-
-
-def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
-    counted = plan.get("parameters") if plan is not None else None
-    if not isinstance(counted, dict) or not isinstance(counted.get("total"), int):
-        return None
-    if not (isinstance(counted.get("experts"), int) and isinstance(counted.get("experts_per_token"), int)):
-        return None
-    return experts_of(counted["total"], amount(counted, "routed"), counted["experts"], counted["experts_per_token"])
-
-
-def _data_sheet(plan: Mapping[str, object], settings: EngineLimits) -> Times:
-    try:
-        card = gpu_named(str(object_in(plan, "gpu").get("name")))
-        counted, said = object_in(plan, "parameters"), object_in(plan, "settings")
-        sheet = Sheet(
-            weights_bytes=amount(object_in(object_in(plan, "ledger"), "weights"), "value"),
-            block_bytes=amount(object_in(plan, "kv"), "bytes_per_block"),
-            parameters=amount(counted, "total"),
-            routed=amount(counted, "routed"),
-            experts=_mixture(plan),
-            cards=number_in(said, "tensor_parallel_size"),
-            stages=number_in(said, "pipeline_parallel_size"),
-            is_eager=_is_eager(plan),
-        )
-        if not sheet.cards * sheet.stages:
-            raise KeyError("tensor_parallel_size")
-    except (KeyError, BadInput):
-        return Times(StepTime(), notes=("the plan does not say enough of card and model: step times are those of no card",))
-    step_time = sheet_time(sheet, card, settings)
-    if step_time is None:
-        return Times(StepTime(), notes=(f"no data sheet gives the rates of {card.name}: step times are those of no card",))
-    sure = f"step times by the data sheet of {sheet.cards} x {card.name}; --fit learns them from a real run"
-    return Times(step_time, notes=(sure,), band=SHEET_BAND)
+def _by_plan(planned: MemoryPlan | None, settings: EngineLimits, *, is_fitted: bool) -> Times:
+    """Step times of a planned server. A fit begins at the data sheet's: from the kernels' it predicts other loads less well."""
+    if planned is None:
+        return Times(StepTime(), notes=("the plan's command cannot be planned here: step times are those of no card",))
+    clock = (sheet_clock if is_fitted else planned_clock)(planned.ledger, planned.shape, settings)
+    if clock is None:
+        card = planned.ledger.card.name
+        return Times(StepTime(), notes=(f"no data sheet gives the rates of {card}: step times are those of no card",))
+    low, high = (f"{factor - 1:+.0%}" for factor in clock.band)
+    sure = f"step times by {clock.basis}, {low} to {high}; --fit corrects them by a real run"
+    return Times(clock.step_time, notes=(sure,), band=clock.band)
 
 
 _THRESHOLD = "long_prefill_token_threshold"
@@ -295,7 +253,7 @@ def read_inputs(options: ReplayOptions) -> Inputs:
         notes = (*notes, NO_SERVER)
     said = plan.get("settings") if plan is not None else None
     engines = data_parallel_engines(said) if isinstance(said, dict) else 1
-    is_lockstep = engines > 1 and _mixture(plan) is not None
+    is_lockstep = engines > 1 and planned is not None and planned.shape.moe is not None
     replayed = options.replicas or engines if isinstance(options, FleetOptions) else 1
     if is_lockstep and replayed != engines:
         notes = (*notes, lockstep_note(engines))

@@ -157,11 +157,17 @@ def planned_clock(ledger: Ledger, shape: ModelShape, limits: EngineLimits) -> St
     total, routed = parameters(shape), routed_parameters(shape)
     elsewhere = routed * (1 - 1 / launch.data_parallel) if launch.expert_parallel else 0.0
     of_one = ledger.weights.value * launch.tensor_parallel * launch.pipeline_parallel / max(1.0, total - elsewhere)
-    found = measured_clock(shape, launch, card, limits, of_one)
-    if found is not None:
-        return found
+    return measured_clock(shape, launch, card, limits, of_one) or sheet_clock(ledger, shape, limits)
+
+
+def sheet_clock(ledger: Ledger, shape: ModelShape, limits: EngineLimits) -> StepClock | None:
+    """Step times of a planned server by the data sheet alone; None where no sheet gives its rates."""
+    try:
+        card = gpu_named(ledger.card.name)
+    except BadInput:
+        return None
     times = sheet_time(sheet_of(ledger, shape), card, limits)
-    basis = f"the data sheet of {launch.tensor_parallel} x {card.name}"
+    basis = f"the data sheet of {ledger.settings.tensor_parallel} x {card.name}"
     return None if times is None else StepClock(times, SHEET_BAND, basis)
 
 
