@@ -45,6 +45,7 @@ backend llm
     balance leastconn
     option httpchk GET /plimsoll/ready
     option contstats
+    option http-server-close
     default-server check inter 500ms fall 2 rise 1
     server a 127.0.0.1:{a}
     server b 127.0.0.1:{b}

@@ -57,8 +57,9 @@ _FRAME = re.compile(
     r'|(?P<path>[\w./@+-]{1,300}))(?P<after>", line \d{1,7}(?:, in [\w.<>]{1,120})?\s*)',
     re.ASCII,
 )
-_PACKAGES, _FOLDERS = frozenset(_KNOWN["packages"].split()), frozenset(_KNOWN["folders"].split())
+_PACKAGES, _FOLDERS = frozenset(_KNOWN["packages"].split()), frozenset(["", *_KNOWN["folders"].split()])
 _STANDARD = sys.stdlib_module_names
+_STANDARD_FILES = _STANDARD | {f"{name}.py" for name in _STANDARD}
 _CARET = re.compile(r"\s*[\^~]+\s*")
 _STRUCTURE = re.compile(_any_of(_KNOWN["structure"]))
 _WORD = rf"(?!(?:{'|'.join(keyword.kwlist)})\b)[A-Za-z_]\w*"
@@ -102,7 +103,6 @@ _QUOTED = re.compile(r"'(?:[^'\\\n]|\\.){0,4000}'|\"(?:[^\"\\\n]|\\.){0,4000}\"|
 _MARK = NEW_LIFE.decode().strip()
 _INTRODUCES = ("api_server", "api_utils", "utils")  # they print vLLM's name and release when a process begins
 _INTRODUCTION = re.compile(r"[█▀▄] {1,4}version |vLLM (?:API )?server version ")
-MOST_BARS = 100
 SHORTEST_NEEDLE = 12
 _JSON_TIMES = ("time", "timestamp", "asctime", "ts")
 _UP = re.compile(r"Application startup complete|Uvicorn running|Started server process|\] (?:Received|Added) request| HTTP/1")
@@ -152,8 +152,6 @@ def _by_beginning(texts: Iterable[str]) -> dict[str, list[_Text]]:
 _TEXTS = _by_beginning(
     [*_KNOWN["messages"], *Path(__file__).with_name("safe_records.txt").read_text(encoding="utf-8").splitlines()]
 )
-
-
 _NEEDLES = re.compile(_any_of(re.escape(text.needle) for text in TEXTS if len(text.needle) >= SHORTEST_NEEDLE))
 
 
@@ -237,15 +235,8 @@ def _shown(text: str, file: str, begun: str, *, is_frame: bool, is_after: bool) 
         return f"{access[1]}{client}{access[3]}{path}{'?' + HIDDEN if access[5] else ''}{access[6]}{status}", False
     if _SYSTEM.fullmatch(text):
         return text, False
-    if (start := _BEGINS.match(text)) is not None:
+    if (start := _BEGINS.match(text) or _PROGRESS.match(text)) is not None:
         return start[0] + (HIDDEN if text[start.end() :].strip() else ""), False
-    if (bar := _PROGRESS.match(text)) is not None:
-        rest = text[bar.end() :]
-        if rest and rest.count("%") < MOST_BARS:  # a bar behind another's head would be looked at in turn
-            rest = next(safe_lines([rest], begun), "").rstrip("\n")
-        elif rest:
-            rest = HIDDEN
-        return bar[0] + rest, False
     return None, False
 
 
@@ -254,18 +245,13 @@ def _frame(frame: re.Match[str]) -> str | None:
     if (path := frame["path"]) is None:
         return frame[0]
     folders = path.split("/")
-    at = next((place for place, name in enumerate(folders) if name.removesuffix(".py") in _PACKAGES), None)
-    at = at if at is not None else next((n + 1 for n, name in enumerate(folders[:-1]) if name.startswith("python3")), None)
-    if at is None or folders[at].removesuffix(".py") not in _PACKAGES | _STANDARD:
-        is_script = folders[-2:-1] == ["bin"] and folders[-1] in ("vllm", "torchrun", "ray", "python", "python3")
-        at = len(folders) - 1 if is_script else None
-    if at is None:
+    known = [place for place, name in enumerate(folders) if name.removesuffix(".py") in _PACKAGES]
+    python = [place for place, name in enumerate(folders) if name in _STANDARD_FILES and "python3" in "/".join(folders[:place])]
+    if not (begins := known or python):
         return None
-    before = "/".join(folders[:at])
-    is_usual = all(
-        not name or name in _FOLDERS or re.fullmatch(r"python3(?:\.\d+)?|cpython-[\w.-]+", name) for name in folders[:at]
-    )
-    return f"{frame['before']}{before if is_usual else HIDDEN}/{'/'.join(folders[at:])}{frame['after']}"
+    before, rest = folders[: begins[0]], "/".join(folders[begins[0] :])
+    is_usual = all(name in _FOLDERS or re.fullmatch(r"(?:python3|cpython-)[\w.-]*", name) for name in before)
+    return f"{frame['before']}{'/'.join([*(before if is_usual else [HIDDEN]), rest])}{frame['after']}"
 
 
 def _plain(text: str) -> str:
@@ -289,7 +275,8 @@ def _from_json(line: str) -> str | None:
         return None
     text = next((found[key] for key in ("log", "message", "msg", "MESSAGE", "text") if isinstance(found.get(key), str)), "")
     name = str(found.get("name", found.get("logger", "")))
-    if _RECORD.match(text):
+    process = _PROCESS.match(text)
+    if _RECORD.match(text, process.end() if process is not None else 0):
         return text.rstrip("\n")
     if not name.startswith("vllm") and "filename" not in found:
         return text.rstrip("\n") if set(found) <= {"log", "stream", "time", "attrs"} else ""
