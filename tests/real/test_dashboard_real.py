@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 from lab.page_world import ACTS, READS, World, world
 from tests.fakes import eventually
 from tests.real.page_browser import Tab, tab
+from tests.real.small_farm import ran
 
 Record = Callable[[str, object], None]
 BUTTONS = ("Pause", "Drain", "Compact", "Restart")
@@ -165,6 +167,9 @@ def test_with_the_token_that_acts_every_button_does_what_it_says(browser: Any, a
         assert pressed(one, "Put back").startswith("Accepted. b: undrain")
         one.button("Drain").wait_for()
         eventually(lambda: not acting.get("/v1/actions")["actions"], 30)
+        ctl = (sys.executable, "-m", "plimsoll", "guardctl", "set", "b", "max-num-seqs=2", "--for", "20s", "--at", acting.url)
+        assert ran(*ctl, "--token-file", str(acting.folder / "acts.token")).returncode == 0
+        eventually(lambda: [text for text in one.texts(".note") if text.startswith("max-num-seqs=2")], 30)
         assert pressed(one, "Compact").startswith("Accepted. b: compact")
         eventually(lambda: not acting.get("/v1/actions")["actions"], 30)
         assert pressed(one, "Restart").startswith("Accepted. b: restart")
