@@ -43,9 +43,9 @@ async def _say_that_it_is_back(*_: Any) -> Any:
     return done("it is back, they say")
 
 
-async def _acquire_anyway(self: Any, run: Any) -> Any:
-    outcome = await self._lock.acquire(f"{run.action} on {run.engine}")
-    self._is_held, self.is_lost = True, False
+async def _acquire_anyway(self: Any, owner: str) -> Any:
+    outcome = await self._lock.acquire(owner)
+    self._part.holders.add(id(self))
     return outcome if outcome.is_done else done("taken all the same", epoch=1_000_000)
 
 
@@ -70,8 +70,8 @@ BUGS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "ignore the budget": ((decide, "spent", lambda *_: ""),),
     "stop without a fresh look": ((steps.ActionSteps, "_why_serves", _empty),),
     "ignore the lock": (
-        (steps.LockKeeper, "is_ours", _yes), (steps.LockKeeper, "acquire", _acquire_anyway),
-        (steps.LockKeeper, "_note", lambda *_: None),
+        (steps.SharedLock, "is_ours", _yes), (steps.SharedLock, "acquire", _acquire_anyway),
+        (steps.SharedLock, "_note", lambda *_: None),
     ),
     "take the last one": (
         (decide, "_against", _without("TooManyAway", "OthersCannotCarry")), (haproxy.HAProxy, "_is_last", lambda *_: False),

@@ -630,7 +630,7 @@ class Conductor:
         if adapters is None:
             return None
         return ActionSteps(
-            adapters, self._lock.handle(), self._ports.observer, self._policy, pause_s=self._pause_s,
+            adapters, self._lock, self._ports.observer, self._policy, pause_s=self._pause_s,
             is_off=lambda: self._off(run.engine, run.grade), adapters_of=self._adapters.get,
         )  # fmt: skip
 

@@ -148,11 +148,12 @@ class ManualDrains:
                 # The engine returns, with the lock if possible; if another guard owns it by now, its gate refuses.
                 says = f"the drain by hand ends and the engine goes back in rotation: {error}"
                 self._ports.tell(Announcement(run.engine, says, is_urgent=True))
-                await self._ports.lock.acquire(f"{run.action} on {run.engine}")
+                await steps.lock.acquire(f"{run.action} on {run.engine}")
                 await finish_without_journal(mine, lambda one: self._perform(one, steps), self._ports.tell)
-                await self._ports.lock.release()
+                await steps.lock.release()
         finally:
             keeper.cancel()
+            steps.lock.drop()
             self._tasks.pop(run.engine, None)
             self._back.pop(run.engine, None)
             if (mine := self.runs.get(run.engine)) is not None and mine.action == run.action:
@@ -310,11 +311,12 @@ class ReturnToService:
                 self._conductor.switch(PAUSE, run.engine, is_on=False, who=f"guard: {RECOVERED}")
             return result
         except PlimsollError as error:
-            await self._ports.lock.release()
+            await steps.lock.release()
             self._ports.tell(Announcement(run.engine, f"unknown whether it is back in rotation: {error}", is_urgent=True))
             return unsure(str(error))
         finally:
             keeper.cancel()
+            steps.lock.drop()
             self._tasks.pop(run.engine, None)
             self._conductor.runs.pop(run.engine, None)
 

@@ -87,7 +87,7 @@ class _LockPart:
 
 
 class SharedLock:
-    """The fleet's lock within one guard: one part has it at a time, as long as any of its actions needs it.
+    """The fleet's lock for one action. Within a guard one part has it at a time, as long as any of its actions needs it.
 
     The lock itself knows guards, not their parts: once held, it would be granted to all of them.
     """
@@ -95,6 +95,8 @@ class SharedLock:
     def __init__(self, lock: Lock, turn: list[_LockPart] | None = None, part: _LockPart | None = None) -> None:
         self._lock, self.label = lock, lock.label
         self._turn, self._part = [] if turn is None else turn, part or _LockPart()
+        self._until_s = float("inf")
+        self.is_lost = False  # it was held or asked for, and another guard may have it
 
     def other(self) -> SharedLock:
         """Returns the same lock for another part."""
@@ -107,6 +109,7 @@ class SharedLock:
     async def acquire(self, owner: str) -> Outcome:
         part, turn = self._part, self._turn
         async with part.gate:
+            self.is_lost = True
             if part.holders - {id(self)}:
                 outcome = await self._lock.renew()
                 outcome = outcome._replace(facts={**outcome.facts, "epoch": part.epoch}) if outcome.is_done else outcome
@@ -122,12 +125,18 @@ class SharedLock:
                 part.epoch = outcome.facts.get("epoch", 0)
             if outcome.is_done:
                 part.holders.add(id(self))
+                self.is_lost = False
+                self._note(outcome)
             return outcome
 
     async def renew(self) -> Outcome:
         async with self._part.gate:
             is_ours = bool(self._turn) and self._turn[0] is self._part
             return await self._lock.renew() if is_ours else failed("the lock is not ours")
+
+    async def is_ours(self) -> bool:
+        """Renews the lock; False unless it is certainly still held."""
+        return not self.is_lost and bool((await self.renew()).is_done)
 
     async def release(self) -> Outcome:
         async with self._part.gate:
@@ -144,43 +153,13 @@ class SharedLock:
         """Forgets that this action needs it, without a release: it ends with guard, or expires."""
         self._part.holders.discard(id(self))
 
-
-class LockKeeper:
-    """Holds the fleet's lock for one action and notices when it is lost."""
-
-    def __init__(self, lock: Lock) -> None:
-        self._lock = lock
-        self._is_held, self._until_s = False, float("inf")
-        self.is_lost = False
-
-    async def acquire(self, run: ActionRun) -> Outcome:
-        """Takes the lock for this action; unsure for a lock without an epoch."""
-        outcome = await self._lock.acquire(f"{run.action} on {run.engine}")
-        if outcome.is_done and not isinstance(outcome.facts.get("epoch"), int):
-            return unsure("lock taken, but its number is unknown")
-        self._is_held, self.is_lost = bool(outcome.is_done), not outcome.is_done
-        self._note(outcome)
-        return outcome
-
-    async def release(self) -> Outcome:
-        self._is_held = False
-        return await self._lock.release()
-
-    def drop(self) -> None:
-        if isinstance(self._lock, SharedLock):
-            self._lock.drop()
-
-    async def is_ours(self) -> bool:
-        """Renews the lock; False unless it is certainly still held."""
-        return not self.is_lost and bool((await self._lock.renew()).is_done)
-
     async def keep(self) -> None:
         """Renews the lock for ever, well before it expires; a loss is noticed before the next step."""
         while True:
             await asyncio.sleep(max(0.05, min(RENEW_S, (self._until_s - now_s()) / 3)))
-            if self._is_held:
-                outcome = await self._lock.renew()
-                if self._is_held:
+            if id(self) in self._part.holders:
+                outcome = await self.renew()
+                if id(self) in self._part.holders:
                     self._note(outcome)
 
     def _note(self, outcome: Outcome) -> None:
@@ -205,7 +184,8 @@ class ActionSteps:
         pause_s: float = 1.0, is_off: Callable[[], str] = lambda: "",
         adapters_of: Callable[[str], EngineAdapters | None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self.adapters, self.lock, self._observer, self._policy = adapters, LockKeeper(lock), observer, policy
+        self.adapters, self._observer, self._policy = adapters, observer, policy
+        self.lock = lock.handle() if isinstance(lock, SharedLock) else SharedLock(lock)
         self._pause_s, self._is_off, self._adapters_of = pause_s, is_off, adapters_of
         self._has_sent_stop = False
 
@@ -260,7 +240,10 @@ class ActionSteps:
         return unsure("who takes its place is not known")
 
     async def _lock(self, run: ActionRun) -> Outcome:
-        return await self.lock.acquire(run)
+        outcome = await self.lock.acquire(f"{run.action} on {run.engine}")
+        if outcome.is_done and not isinstance(outcome.facts.get("epoch"), int):
+            return unsure("lock taken, but its number is unknown")
+        return outcome
 
     async def _unlock(self, _: ActionRun) -> Outcome:
         return await self.lock.release()
