@@ -15,7 +15,8 @@ import pytest
 
 from lab.engine.clients import HttpAnswer, ask, complete, is_finished
 from lab.engine.server import EngineServer
-from plimsoll.guard.act.idle import Idleness, IdleSample, idleness
+from plimsoll.guard.act.idle import IdleSample, idleness
+from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.daemon.engine_look import EngineWatcher
 from tests.real.conftest import BEARER, GATED, SOURCE, TOKEN, ready
@@ -156,7 +157,7 @@ async def test_a_hundred_compactions_under_load_harm_no_request(gated: EngineSer
     assert all(is_finished(told) for told in streams)
 
 
-async def looked(watcher: EngineWatcher, door: GateHttpClient, samples: list[IdleSample]) -> Idleness:
+async def looked(watcher: EngineWatcher, door: GateHttpClient, samples: list[IdleSample]) -> Outcome:
     """One more sample, and what they say together."""
     told = await door.state()
     samples.append(IdleSample(await watcher.look(time.monotonic(), time.time()), told.facts if told.is_done else None))
@@ -190,12 +191,12 @@ async def test_a_drain_under_load_loses_no_request_and_idle_is_confirmed_after_t
     assert not all(stream.done() for stream in started), "the drain was to begin while requests ran"
     while not all(stream.done() for stream in started):
         found = await looked(watcher, door, samples)
-        assert found.is_idle is not True or all(stream.done() for stream in started), found
+        assert found.is_done is not True or all(stream.done() for stream in started), found
         assert (await door.drain(100, 30.0)).is_done is True
         await asyncio.sleep(0.3)
     assert all(is_finished(stream.result()) for stream in started)
     async with asyncio.timeout(WAIT_S):
-        while (await looked(watcher, door, samples)).is_idle is not True:
+        while (await looked(watcher, door, samples)).is_done is not True:
             await asyncio.sleep(0.5)
     assert (await door.undrain(99)).facts["stale"] is True
     assert (await door.undrain(100)).is_done is True

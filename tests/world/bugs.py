@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from plimsoll.guard.act import decide
-from plimsoll.guard.act.idle import Idleness
-from plimsoll.guard.act.ports import done
+from plimsoll.guard.act.ports import done, failed
 from plimsoll.guard.adapters import haproxy
 from plimsoll.guard.daemon import acting, conductor, steps
 from plimsoll.guard.judge import history, witness
@@ -29,8 +28,8 @@ def _without(*reasons: str, real: Any = decide._against) -> Any:
     return lambda *given: (rule for rule in real(*given) if rule[0] not in reasons)
 
 
-def _idle_at_once(samples: Any, *_: Any) -> Idleness:
-    return Idleness(is_idle=bool(samples), message="looked at once")
+def _idle_at_once(samples: Any, *_: Any) -> Any:
+    return done("looked at once") if samples else failed("not looked at")
 
 
 def _write_little(self: Any, kind: str, run: Any, fields: Any, step: str = "") -> None:

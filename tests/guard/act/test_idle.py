@@ -32,22 +32,22 @@ def sample(at_s: float, gate: dict[str, Any] | None = None, page: dict[str, floa
 
 def test_two_samples_without_work_are_idle_and_every_rank_has_to_be_seen() -> None:
     """A while apart; work outweighs what is missing; the sum of a page in which one rank says nothing is no sum."""
-    assert idleness([sample(0.0), sample(APART_S)]).is_idle is True
-    assert idleness([sample(0.0), sample(0.5), sample(1.0), sample(APART_S)]).is_idle is True
-    assert idleness([sample(0.0, gate={"in_flight": 3, "idle": None}, health=None)]).is_idle is False
+    assert idleness([sample(0.0), sample(APART_S)]).is_done is True
+    assert idleness([sample(0.0), sample(0.5), sample(1.0), sample(APART_S)]).is_done is True
+    assert idleness([sample(0.0, gate={"in_flight": 3, "idle": None}, health=None)]).is_done is False
     whole = (CoreFigures("0", 5.0, 0.0, 0.0), CoreFigures("1", 5.0, 0.0, 0.0))
-    assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=whole)]).is_idle is True
+    assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=whole)]).is_done is True
     odd = (CoreFigures("1", 5.0, None, 0.0), CoreFigures("1", None, 0.0, 0.0), whole[0])
     for part in (whole[:1], *((whole[0], other) for other in odd)):
-        assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=part)]).is_idle is not True
+        assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=part)]).is_done is not True
     stepped = (whole[0], CoreFigures("1", 6.0, 0.0, 0.0))
-    assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=stepped)]).is_idle is False
+    assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=stepped)]).is_done is False
 
 
 @each("times", [[], [0.0], [0.0, APART_S - 0.1], [0.0, STALE_S + 0.1], [5.0, 0.0]])
 def test_one_witness_is_none(times: list[float]) -> None:
     """Never looked at, once, twice in a moment, too long ago, or not in order: not known."""
-    assert idleness([sample(at_s) for at_s in times]).is_idle is None
+    assert idleness([sample(at_s) for at_s in times]).is_done is None
 
 
 @each("place", [0, 1, 2])
@@ -59,8 +59,8 @@ def test_one_witness_is_none(times: list[float]) -> None:
 def test_work_in_any_sample_is_work(work: dict[str, Any], place: int) -> None:
     """Whoever sees it, and whenever between the two witnesses."""
     seen = [sample(at_s, **(work if number == place else {})) for number, at_s in enumerate((0.0, 1.0, APART_S))]
-    assert idleness(seen).is_idle is not True
-    assert idleness(seen[: place + 1]).is_idle is False
+    assert idleness(seen).is_done is not True
+    assert idleness(seen[: place + 1]).is_done is False
 
 
 @each(
@@ -70,18 +70,18 @@ def test_work_in_any_sample_is_work(work: dict[str, Any], place: int) -> None:
 )  # fmt: skip
 def test_an_engine_that_does_not_answer_is_not_idle(look: dict[str, Any]) -> None:
     """A silent, dead or stuck one shows old figures: what it has is not known."""
-    assert idleness([sample(0.0), sample(APART_S, **look)]).is_idle is None
-    assert idleness([sample(0.0, **look), sample(APART_S)]).is_idle is None
+    assert idleness([sample(0.0), sample(APART_S, **look)]).is_done is None
+    assert idleness([sample(0.0, **look), sample(APART_S)]).is_done is None
 
 
 @each("name", BETWEEN)
 def test_what_came_and_went_between_the_samples_is_noticed(name: str) -> None:
     """A request let in, a step made, another epoch, another number of API servers: it begins anew."""
     changed = sample(APART_S, gate={name: GATE[name] + 1})
-    assert idleness([sample(0.0), changed]).is_idle is False
+    assert idleness([sample(0.0), changed]).is_done is False
     later = sample(2 * APART_S, gate={name: GATE[name] + 1})
-    assert idleness([changed, later]).is_idle is True
-    assert idleness([sample(0.0), sample(APART_S, page={"steps": 901.0})]).is_idle is False
+    assert idleness([changed, later]).is_done is True
+    assert idleness([sample(0.0), sample(APART_S, page={"steps": 901.0})]).is_done is False
 
 
 @each("place", [0, 1])
@@ -89,8 +89,8 @@ def test_what_came_and_went_between_the_samples_is_noticed(name: str) -> None:
 def test_each_word_of_the_gate_is_needed(name: str, place: int) -> None:
     """Missing in either sample, it is not known."""
     seen = [sample(at_s, gate={name: None} if number == place else {}) for number, at_s in enumerate((0.0, APART_S))]
-    assert idleness(seen).is_idle is None
-    assert idleness([one._replace(gate=None) if number == place else one for number, one in enumerate(seen)]).is_idle is None
+    assert idleness(seen).is_done is None
+    assert idleness([one._replace(gate=None) if number == place else one for number, one in enumerate(seen)]).is_done is None
 
 
 @each("value", [None, -1.0, float("nan"), float("inf")])
@@ -98,7 +98,7 @@ def test_each_word_of_the_gate_is_needed(name: str, place: int) -> None:
 def test_each_figure_of_the_page_is_needed(name: str, value: float | None) -> None:
     """Missing, or one that it cannot be: not known."""
     page: Any = {name: value}
-    assert idleness([sample(0.0), sample(APART_S, page=page)]).is_idle is None
+    assert idleness([sample(0.0), sample(APART_S, page=page)]).is_done is None
 
 
 SOME = st.sampled_from([0, 0, 0, 0, 0, 1])
@@ -142,8 +142,8 @@ def test_losing_anything_never_makes_it_idle(seen: list[IdleSample], seed: int, 
     """With a part of what was seen it is idle only where it is with all of it."""
     dice = random.Random(seed)
     less = [thinned(one, dice) if dice.random() < share else one for one in seen]
-    if idleness(less).is_idle is True:
-        assert idleness(seen).is_idle is True
+    if idleness(less).is_done is True:
+        assert idleness(seen).is_done is True
         assert less == seen or all(
             one == two or one.look.at_s < seen[-1].look.at_s for one, two in zip(less, seen, strict=True)
         )
@@ -152,7 +152,7 @@ def test_losing_anything_never_makes_it_idle(seen: list[IdleSample], seed: int, 
 @given(seen=histories())
 def test_idle_means_what_it_says(seen: list[IdleSample]) -> None:
     """Where it is idle, the last sample and one far enough before it show no work, nor does any between them."""
-    if idleness(seen).is_idle is not True:
+    if idleness(seen).is_done is not True:
         return
     last = seen[-1].look.at_s
     window = [one for one in seen if one.look.at_s >= last - APART_S]

@@ -250,6 +250,17 @@ async def test_two_parts_of_one_guard_keep_each_other_out() -> None:
     assert (await two.acquire("y")).is_done, "what was refused is nobody's"
 
 
+async def test_two_actions_of_one_part_do_not_release_each_others_lock() -> None:
+    """Two drains by hand may leave or return at once: the lock goes back with the last of them."""
+    part = SharedLock(Lock(world := World(), "guard"))
+    one, two = part.handle(), part.handle()
+    assert (await one.acquire("a")).facts["epoch"] == (await two.acquire("b")).facts["epoch"]
+    assert (await one.release()).is_done
+    assert (world.holder, await two.is_ours()) == ("guard", True)
+    await two.release()
+    assert (world.holder, await two.is_ours()) == ("", False)
+
+
 # One that guard has held is put back by whoever mended it
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.judge.look import Look, Reach
 
 APART_S = 2.0  # the gate looks for work in the background once a second, and vLLM's page follows its steps
@@ -31,43 +32,36 @@ class IdleSample(NamedTuple):
     gate: Mapping[str, Fact] | None
 
 
-class Idleness(NamedTuple):
-    """Verdict on one engine at one moment; `is_idle` None means unknown, and is never a reason to stop it."""
+def idleness(samples: Sequence[IdleSample]) -> Outcome:
+    """Returns done if it is idle, by the last sample and one at least APART_S earlier; unknown is no reason to stop it.
 
-    is_idle: bool | None
-    message: str
-
-    def __str__(self) -> str:
-        return self.message
-
-
-def idleness(samples: Sequence[IdleSample], apart_s: float = APART_S, stale_s: float = STALE_S) -> Idleness:
-    """Returns the verdict by the last sample and one at least `apart_s` earlier; work in the last one alone means not idle."""
+    Work in the last sample alone means that it is not idle.
+    """
     if not samples:
-        return Idleness(None, "no look yet")
+        return unsure("no look yet")
     last = samples[-1]
     now = _in_sample(last)
-    if now.is_idle is not True:
+    if now.is_done is not True:
         return now
     for earlier in reversed(samples[:-1]):
         apart = last.look.at_s - earlier.look.at_s
         if apart < 0:
-            return Idleness(None, "the samples are not in order")
-        if apart > stale_s:
+            return unsure("the samples are not in order")
+        if apart > STALE_S:
             break
         before = _in_sample(earlier)
         # Whatever lies between the two witnesses counts too: work or silence there begins the count anew.
-        if before.is_idle is not True:
-            return Idleness(before.is_idle, f"{apart:.1f} s ago: {before.message}")
+        if before.is_done is not True:
+            return Outcome(before.is_done, f"{apart:.1f} s ago: {before.message}")
         between = _between(earlier, last)
-        if between.is_idle is not True:
+        if between.is_done is not True:
             return between
-        if apart >= apart_s:
-            return Idleness(is_idle=True, message=f"no work in two samples, {apart:.1f} s apart, and none between them")
-    return Idleness(None, f"no work, but only seen once in the last {stale_s:g} s")
+        if apart >= APART_S:
+            return done(f"no work in two samples, {apart:.1f} s apart, and none between them")
+    return unsure(f"no work, but only seen once in the last {STALE_S:g} s")
 
 
-def _in_sample(sample: IdleSample) -> Idleness:
+def _in_sample(sample: IdleSample) -> Outcome:
     """Returns the verdict of one sample; work seen anywhere outweighs a figure missing elsewhere."""
     look, gate = sample.look, sample.gate or {}
     counts: list[tuple[str, object]] = [
@@ -82,26 +76,26 @@ def _in_sample(sample: IdleSample) -> Idleness:
     read = [(name, _count(value)) for name, value in counts]
     busy = [f"{value:g} {name}" for name, value in read if value]
     if busy:
-        return Idleness(is_idle=False, message=f"there is work: {', '.join(busy[:3])}")
+        return failed(f"there is work: {', '.join(busy[:3])}")
     if look.reach is not Reach.ANSWERS or look.health != HEALTHY:
         why = look.why or f"/health says {look.health or 'nothing'}"
-        return Idleness(None, f"the engine does not answer: {why}")
+        return unsure(f"the engine does not answer: {why}")
     if not sample.gate:
-        return Idleness(None, "the gate does not answer")
+        return unsure("the gate does not answer")
     missing = [name for name, value in read if value is None]
     if missing:
-        return Idleness(None, f"not known: how many are {missing[0]}")
+        return unsure(f"not known: how many are {missing[0]}")
     # The gate's own verdict also waits until it has looked for background work that an ended request left behind.
     idle, is_dead, is_wedged = (gate.get(name) for name in ("idle", "is_dead", "is_wedged"))
     if is_dead is not False or is_wedged is not False:
         how = "dead" if is_dead is True else "stuck" if is_wedged is True else "perhaps dead or stuck"
-        return Idleness(None, f"the gate says that the engine is {how}: what it has is not known")
+        return unsure(f"the gate says that the engine is {how}: what it has is not known")
     if not isinstance(idle, bool):
-        return Idleness(None, "the gate does not say whether it is idle")
-    return Idleness(idle, "no work" if idle else "the gate is not sure yet that nothing was left in the background")
+        return unsure("the gate does not say whether it is idle")
+    return done("no work") if idle else failed("the gate is not sure yet that nothing was left in the background")
 
 
-def _between(earlier: IdleSample, later: IdleSample) -> Idleness:
+def _between(earlier: IdleSample, later: IdleSample) -> Outcome:
     """Returns a verdict that is idle if no request came, no step ran and no process was replaced between the two samples."""
     before, after = earlier.gate or {}, later.gate or {}
     same: dict[str, tuple[Fact | None, Fact | None]] = {
@@ -117,10 +111,10 @@ def _between(earlier: IdleSample, later: IdleSample) -> Idleness:
         f"steps of rank {name}": (ranks[0].get(name), ranks[1].get(name)) for name in sorted(ranks[0].keys() | ranks[1].keys())
     }
     if missing := [name for name, pair in same.items() if _count(pair[0]) is None or _count(pair[1]) is None]:
-        return Idleness(None, f"not known in both samples: {missing[0]}")
+        return unsure(f"not known in both samples: {missing[0]}")
     if changed := [name for name, (one, two) in same.items() if one != two]:
-        return Idleness(is_idle=False, message=f"something happened between the samples: {changed[0]}")
-    return Idleness(is_idle=True, message="nothing happened")
+        return failed(f"something happened between the samples: {changed[0]}")
+    return done("nothing happened")
 
 
 def _count(value: object) -> float | None:

@@ -378,7 +378,7 @@ class ActionSteps:
                 samples = [*samples[-30:], IdleSample(look, await self._gate_facts())]
                 found = idleness(samples)
                 says = found.message
-                if found.is_idle and await self._has_let_go():
+                if found.is_done and await self._has_let_go():
                     return done(says)
             if now_s() >= end_s:
                 said = f"not idle after {policy.drain_within_s:.0f} s"
