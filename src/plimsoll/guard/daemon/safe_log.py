@@ -121,6 +121,7 @@ class _Text:
 
     def __init__(self, text: str) -> None:
         self.parts: Sequence[str] = self._FIELD.split(text)
+        self.known = sum(map(len, self.parts[::2]))
 
     def fit(self, line: str, begun: str) -> tuple[str, int] | None:
         """Returns what may be shown of the beginning of the line, and where that ends; None where the line has other words."""
@@ -162,10 +163,10 @@ def _known(line: str, begun: str = "") -> str:
     """
     shown = ""
     while line:
-        fits = [fit for text in _TEXTS.get(line[:3], ()) if (fit := text.fit(line, begun)) is not None]
+        fits = [(text.known, *fit) for text in _TEXTS.get(line[:3], ()) if (fit := text.fit(line, begun)) is not None]
         if not fits:
             return shown + f" {HIDDEN} ".join(["", *_NEEDLES.findall(line), ""]).strip()
-        best, end = max(fits, key=lambda fit: (HIDDEN not in fit[0], fit[1]))
+        _, best, end = max(fits, key=lambda fit: (fit[0], HIDDEN not in fit[1]))
         rest = line[end:].lstrip()
         shown, line = shown + best + line[end : len(line) - len(rest)], rest
     return shown
