@@ -52,6 +52,7 @@ _PROCESS = re.compile(
     r"(?: \w{1,12}=\d{1,6})? pid=\d{1,10}(?:, ip=[\d.:a-f]{1,45})?\) ?|\[rank\d{1,4}\]: ?)+",
     re.ASCII,
 )
+_PID = re.compile(r"\bpid=(\d{1,10})")
 _FRAME = re.compile(
     r'(?P<before>\s*File ")(?:<(?:frozen [\w.]{1,60}|string|stdin|unknown|eval_with_key>\.\d{1,6})>'
     r'|(?P<path>[\w./@+-]{1,300}))(?P<after>", line \d{1,7}(?:, in [\w.<>]{1,120})?\s*)',
@@ -175,8 +176,12 @@ def _known(line: str, begun: str = "") -> str:
 def safe_lines(lines: Iterable[str], begun: str = "") -> Iterator[str]:
     """Yields a log's lines and hides those not known to be safe; `begun` replaces the text of vLLM's dump of its last step."""
     hidden, is_frame, ending = 0, False, ""  # `ending`: the head of a record whose exception may continue in the next lines
-    is_up = True  # False while a process starts: it has had no requests
-    for raw in lines:
+    is_up, has_served, logged = True, False, list(lines)  # not up while a process starts: it has had no requests
+    spans: dict[str, list[int]] = {}  # of each process: its first and its last line
+    for place, raw in enumerate(logged):
+        for pid in _PID.findall(raw[:200]):
+            spans.setdefault(pid, [place, place])[1] = place
+    for place, raw in enumerate(logged):
         line = _COLOUR.sub("", raw.rstrip("\r\n"))
         wrap = _WRAPPING.match(line)
         head, bare = (wrap[0], line[wrap.end() :]) if wrap is not None else ("", line)
@@ -190,8 +195,10 @@ def safe_lines(lines: Iterable[str], begun: str = "") -> Iterator[str]:
             own, text = own + record["head"], record["text"]
         shown, goes_on = _shown(text, file, begun, is_frame=is_frame, is_after=bool(ending) and ending == (own or "-"))
         if text == _MARK or (file in _INTRODUCES and _INTRODUCTION.search(text)):
-            is_up = False
-        is_up = is_up or _UP.search(bare) is not None
+            # A log that a user pasted begins like a process, and those that ran before it go on after it.
+            is_up = has_served and any(first < place < last for first, last in spans.values())
+        if _UP.search(bare) is not None:
+            is_up = has_served = True
         if not is_up:
             shown, goes_on = text, False
         is_frame = _FRAME.fullmatch(text) is not None and shown is not None
