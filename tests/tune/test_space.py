@@ -29,7 +29,7 @@ def test_ranges_double_and_keep_their_end_and_values_read_as_they_are_typed() ->
     assert parse_shares("0.9..0.93", "u") == (0.9, 0.91, 0.92, 0.93)
     assert parse_shares("0.9,0.855", "u") == (0.855, 0.9)
     candidate = Candidate(8, 2048, 16, 0.9)
-    assert [value_text(candidate, name) for name in candidate._fields] == ["8", "2048", "16", "0.9"]
+    assert [value_text(getattr(candidate, name)) for name in candidate._fields] == ["8", "2048", "16", "0.9"]
     assert candidate.differences(candidate._replace(block_size=32)) == ["block_size"]
 
 

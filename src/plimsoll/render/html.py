@@ -19,11 +19,10 @@ from plimsoll.render.flags import rewritten_line
 from plimsoll.render.plan import WASTE_NOTE, cell_text, gpus_of, legend_of, verdict, waste_cells, workload_sentences
 from plimsoll.render.simulate import first_of_all
 from plimsoll.render.tune import CURVES, TuneReport, sentences
-from plimsoll.render.tune import sweep_value_text as value_text
 from plimsoll.tune.answer import curve
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import Trial
-from plimsoll.tune.space import FLAGS, Candidate
+from plimsoll.tune.space import FLAGS, Candidate, value_text
 from plimsoll.tune.verdict import label
 from plimsoll.units import Estimate, format_count, format_gib
 

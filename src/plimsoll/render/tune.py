@@ -126,7 +126,7 @@ def sweep_as_text(report: SweepReport, top: int) -> Report:
         blocks = point.job.settings.num_blocks if point.job is not None else 0
         is_unsafe = point.option is not None and not point.option.is_safe
         objections += [one_line(point.option.why_not)] if point.option is not None and is_unsafe else []
-        cells = [*(sweep_value_text(point.values[name]) for name in names), format_count(blocks), f"{score.goodput:.4g}"]
+        cells = [*(value_text(point.values[name]) for name in names), format_count(blocks), f"{score.goodput:.4g}"]
         cells += [percent(score.met / max(1, score.requests)), seconds(score.ttft_p99), seconds(score.tpot_p99)]
         rows.append([*cells, format_count(score.preemptions), "unsafe" if is_unsafe else ""])
         styles.append(WARN if is_unsafe else "" if rows[1:] else GOOD)
@@ -138,11 +138,6 @@ def sweep_as_text(report: SweepReport, top: int) -> Report:
     for why, count in Counter(why for _, why in failed).items():
         text.append(Line(f"  not replayed: {format_count(count)}: {one_line(why)}", 4, WARN))
     return Report([*text, *(Line(f"  note: {one_line(note)}", 8, FAINT, 7) for note in report.notes if not is_urgent(note))])
-
-
-def sweep_value_text(value: object) -> str:
-    """Returns the value as it is typed in a command."""
-    return ("on" if value else "off") if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 SCHEMA = "plimsoll.tune/1"
@@ -431,7 +426,8 @@ def _curve(tuning: Tuning, name: str) -> list[str | Line]:
     for one in line:
         is_best = one.option.candidate == tuning.found.best.option.candidate
         drawn = "#" * round(BAR * one.score.goodput / top) if top else ""
-        said = f"  {value_text(one.option.candidate, name):>8}  {one.score.goodput:<8.3g}{drawn}{'  <' if is_best else ''}"
+        value = value_text(getattr(one.option.candidate, name))
+        said = f"  {value:>8}  {one.score.goodput:<8.3g}{drawn}{'  <' if is_best else ''}"
         lines.append(Line(said, 2, GOOD if is_best else ""))
     return lines
 
@@ -441,7 +437,7 @@ def _of_all(count: int, score: Score) -> str:
 
 
 _ROWS: tuple[tuple[str, Callable[[Trial], str]], ...] = (
-    *((FLAGS[name], lambda one, name=name: value_text(one.option.candidate, name)) for name in Candidate._fields),
+    *((FLAGS[name], lambda one, name=name: value_text(getattr(one.option.candidate, name))) for name in Candidate._fields),
     ("KV cache, tokens", lambda one: format_count(one.option.kv_tokens)),
     ("free beside vLLM", lambda one: format_gib(one.option.ledger.slack.value)),
     ("as promised, requests a second", lambda one: f"{one.score.goodput:.3g}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -303,29 +304,20 @@ def read_measured(path: str, *, timeseries: str | None = None, skip_bad: bool = 
 
 def read_timeseries(path: str) -> RunSeries:
     """The CSV with columns t, prompt_throughput, gen_throughput, running, waiting, kv_cache_pct."""
-    rows: list[list[float]] = []
-    places: list[int] = []
-    numbered = ((number, line) for chunk in read_lines(path) for number, line in zip(chunk.numbers, chunk.lines, strict=True))
-    for number, line in numbered:
-        try:
-            cells = [cell.strip() for cell in line.decode("utf-8-sig").split(",")]
-        except UnicodeDecodeError:
-            raise BadInput(f"{path}, line {number}: not text") from None
-        if not places:
-            if not set(_SERIES) <= set(cells):
-                raise BadInput(f"{path}, line {number}: the columns of a time series are {','.join(_SERIES)}")
-            places = [cells.index(name) for name in _SERIES]
-            continue
-        try:
-            row = [float(cells[at]) for at in places]
-        except (ValueError, IndexError):
-            raise BadInput(f"{path}, line {number}: not {len(_SERIES)} numbers") from None
-        if not all(0 <= value <= 1e12 for value in row):
-            raise BadInput(f"{path}, line {number}: a number is out of range")
-        rows.append(row)
-    if not rows:
-        raise BadInput(f"{path}: no row in it")
-    at, prompt, output, running, waiting, percent = np.array(rows, dtype=np.float64).T.copy()
+    try:
+        lines = [line.decode("utf-8-sig") for chunk in read_lines(path) for line in chunk.lines]
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: not text") from None
+    table = csv.DictReader(lines, skipinitialspace=True)
+    try:
+        if not set(_SERIES) <= set(table.fieldnames or ()):
+            raise BadInput(f"{path}: the columns of a time series are {','.join(_SERIES)}")
+        rows = np.array([[float(row[name]) for name in _SERIES] for row in table], dtype=np.float64)
+    except (ValueError, TypeError, csv.Error):
+        raise BadInput(f"{path}, row {table.line_num}: not {len(_SERIES)} numbers") from None
+    if not rows.size or not ((rows >= 0) & (rows <= 1e12)).all():
+        raise BadInput(f"{path}: no row in it, or a number that is out of range")
+    at, prompt, output, running, waiting, percent = rows.T.copy()
     return RunSeries(at, prompt, output, running.astype(np.int64), waiting.astype(np.int64), percent / 100)
 
 

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plimsoll.errors import BadInput
-from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.command_line import Argument, CommandLine
 from plimsoll.launch.options import decimal
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.settings import Flags
-from plimsoll.simulate.settings import EngineLimits, StepTime, planned_settings, sheet_time
-from plimsoll.simulate.silicon import sheet_of
+from plimsoll.simulate.settings import EngineLimits, StepTime, planned_settings
+from plimsoll.simulate.silicon import sheet_clock
 from plimsoll.simulate.start import check_start
 from plimsoll.standin.engine import StandinConfig
 from plimsoll.standin.launch_log import StartFailure, StartLog, failure_of
@@ -178,11 +177,8 @@ def step_time_of(ledger: Ledger, shape: ModelShape, settings: EngineLimits, time
     """Returns the given step times, else those of the card's data sheet, else the defaults."""
     if times:
         return StepTime(**{**StepTime()._asdict(), **times})
-    try:
-        card = gpu_named(ledger.card.name)
-    except BadInput:
-        return StepTime()
-    return sheet_time(sheet_of(ledger, shape), card, settings) or StepTime()
+    clock = sheet_clock(ledger, shape, settings)
+    return StepTime() if clock is None else clock.step_time
 
 
 def memory_sizes(ledger: Ledger, shape: ModelShape) -> MemorySizes:

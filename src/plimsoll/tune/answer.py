@@ -12,7 +12,7 @@ from plimsoll.plan.ledger import Ledger
 from plimsoll.simulate.features import Features, with_features
 from plimsoll.simulate.settings import StepTime
 from plimsoll.simulate.silicon import SHEET_BAND, StepClock, planned_clock
-from plimsoll.simulate.trace import Integers
+from plimsoll.simulate.summary import percentile
 from plimsoll.tune.goodput import Job, RunAll, Score, Traffic
 from plimsoll.tune.search import Search, SearchResult, Trial
 from plimsoll.tune.space import (
@@ -127,20 +127,18 @@ def fingerprint(traffic: Traffic) -> Fingerprint:
     arrivals = (trace.arrival_ns / traffic.speedup).astype(np.int64)
     after, between_s = np.searchsorted(arrivals, arrivals + MINUTE_NS), float(arrivals[-1] - arrivals[0]) / 1e9
 
-    def at(values: Integers, percent: int) -> float:
-        return float(np.sort(values)[min(len(values) - 1, int(percent / 100 * len(values)))])
-
+    prompts, outputs = np.sort(trace.prompt).astype(np.float64), np.sort(trace.output).astype(np.float64)
     return Fingerprint(
         requests=trace.size,
         span_s=span,
         rate=trace.size / span if span > 0 else 0.0,
         busiest_minute_rate=int((after - np.arange(len(arrivals))).max()) / min(60.0, between_s) if between_s > 0 else 0.0,
         prompt_mean=float(trace.prompt.mean()),
-        prompt_p50=at(trace.prompt, 50),
-        prompt_p99=at(trace.prompt, 99),
+        prompt_p50=percentile(prompts, 50) or 0.0,
+        prompt_p99=percentile(prompts, 99) or 0.0,
         output_mean=float(trace.output.mean()),
-        output_p50=at(trace.output, 50),
-        output_p99=at(trace.output, 99),
+        output_p50=percentile(outputs, 50) or 0.0,
+        output_p99=percentile(outputs, 99) or 0.0,
         shared=1 - len(np.unique(trace.prefix_ids)) / len(trace.prefix_ids) if trace.shares_content else 0.0,
     )
 
@@ -150,7 +148,7 @@ def fingerprint(traffic: Traffic) -> Fingerprint:
 
 def flags_of(candidate: Candidate, own: Candidate) -> dict[str, str]:
     """The flags in which a setting differs from the command's own, with their values."""
-    return {FLAGS[name]: value_text(candidate, name) for name in candidate.differences(own)}
+    return {FLAGS[name]: value_text(getattr(candidate, name)) for name in candidate.differences(own)}
 
 
 def with_flags(words: Sequence[str], flags: Mapping[str, str]) -> list[str]:

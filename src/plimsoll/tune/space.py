@@ -36,10 +36,9 @@ class Candidate(NamedTuple):
 FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in Candidate._fields}
 
 
-def value_text(candidate: Candidate, name: str) -> str:
+def value_text(value: object) -> str:
     """A value as typed in a command."""
-    value = getattr(candidate, name)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return ("on" if value else "off") if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class Space(NamedTuple):

@@ -48,7 +48,7 @@ def headline(tuning: Tuning) -> str:
         return f"Your flags are right as they are: {much}. No promise is broken."
     if best.option.candidate == tuning.own:
         return f"Your flags are right as they are: {much}, and nothing that was tried is better by more than {TIE:.1%}."
-    words = " ".join(f"{FLAGS[name]} {value_text(best.option.candidate, name)}" for name in _changed(tuning))
+    words = " ".join(f"{FLAGS[name]} {value_text(getattr(best.option.candidate, name))}" for name in _changed(tuning))
     if own is None:
         return f"Set {words}: {much}. Your own flags are not safe: {tuning.own_option.why_not}."
     counts = f"{format_count(best.score.met)} of {format_count(best.score.requests)}, not {format_count(own.score.met)}"
@@ -74,7 +74,7 @@ def runner_up_sentence(tuning: Tuning) -> str:
     if second is None or tuning.found is None:
         return ""
     best, other, candidate = tuning.found.best.score, second.score, second.option.candidate
-    setting = " ".join(f"{FLAGS[name]} {value_text(candidate, name)}" for name in candidate._fields)
+    setting = " ".join(f"{FLAGS[name]} {value_text(getattr(candidate, name))}" for name in candidate._fields)
     lost = 1 - other.goodput / best.goodput if best.goodput else 0.0
     counts = f" ({format_count(other.met)} of {format_count(other.requests)}, not {format_count(best.met)})"
     counts = counts if other.met != best.met else ""
@@ -135,7 +135,7 @@ def reasons(tuning: Tuning) -> list[str]:
     for name in _changed(tuning):
         wanted = best.option.candidate._replace(**{name: getattr(tuning.own, name)})
         before = next((one for one in tuning.found.tried if one.option.candidate == wanted), None)
-        now, then = value_text(best.option.candidate, name), value_text(tuning.own, name)
+        now, then = value_text(getattr(best.option.candidate, name)), value_text(getattr(tuning.own, name))
         refused = next((one for one in tuning.refused if one.candidate == wanted), None)
         if before is not None:
             why = ", ".join(_differences(best, before, tuning, f"{then} and the rest as chosen"))
