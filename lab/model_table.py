@@ -17,7 +17,10 @@ SOURCES: Mapping[str, tuple[str, bool]] = {
     "transformers": ("huggingface/transformers, the defaults of its config class", False),
     "blocks": ("kevinstephano/thunder_model_blocks, mistral_config.py", False),
     "internevo": ("InternLM/InternEvo-HFModels, configuration_yi.py", False),
-    "by-hand": ("entered by hand from model cards and papers, not from its config.json", False),
+    "by-hand": ("entered from model cards", False),
+    "cards-checked": ("entered from model cards, parameters checked", False),
+    "hunyuan-a13b": ("entered from https://apxml.com/models/hunyuan-a13b, parameters checked", False),
+    "granite-4.1": ("entered from its makers' table (https://arc-codex.com/article/b152637ab673996f473efcd13d58ff2b)", False),
     "logs": ("entered by hand and checked against weights and KV sizes in public vLLM logs", False),
     "name": ("taken as {like} by its name; not checked", False),
     "qwen2.5-name": (

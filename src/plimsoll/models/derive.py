@@ -64,7 +64,7 @@ def _parsed(name: str) -> _Parsed:
     while match := re.fullmatch(rf"(.+)-({_EDITION})", rest):
         rest = match.group(1)
         editions.insert(0, match.group(2))
-    return _Parsed(re.sub("^(?:meta|huihui)-", "", rest), tuple(editions), quantized, settings)
+    return _Parsed(re.sub("^(?:meta|huihui|c4ai)-", "", rest), tuple(editions), quantized, settings)
 
 
 @dataclass(frozen=True, slots=True)
