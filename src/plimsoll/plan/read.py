@@ -115,7 +115,8 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
         why = f"latent attention came with {Behaviour.LATENT_CACHE.since}"
         raise BadInput(f"{engine.release} keeps full heads for this model ({why}); plan cannot say how many")
     environment = dict(launch.environment)
-    own_build = not engine.is_exact or re.search(r"cu1[0-2]", f"{engine.asked} {launch.image}") is not None
+    is_foreign = "+" in engine.asked and "cu13" not in engine.asked  # 0.21.0+cu129, 0.21.0+acme.3
+    own_build = is_foreign or re.search(r"cu1[0-2]", launch.image or "") is not None
     settings = replace(read_settings(flags, environment, model.shape, card), own_build=own_build)
     if launch.image or launch.vllm:
         notes += (f"planned for vLLM {engine.release}: {engine.because}",) if engine.because else ()

@@ -199,7 +199,7 @@ class Settings:
     is_amd: bool = False
     batch_by_size: bool = False  # the batch is the default of a card that is known by its size alone
     full_graphs: bool = True  # CUDA graphs of whole decode steps: off with --enforce-eager and by `cudagraph_mode`
-    own_build: bool = False  # the version or the image names a build with CUDA 12, or is no release of vLLM's own
+    own_build: bool = False  # the version or the image names a build with CUDA 12, or one that is not vLLM's own
     first_engine: bool = False  # vLLM before 0.8, and until 0.10 on cards and with settings that the second engine refused
 
     @property

@@ -69,7 +69,10 @@ def allows(requirement: str, release: str) -> bool:
     """True if a requirement such as `>=0.6,<0.7`, `~=0.11.1` or `==0.6.*` takes this release; ValueError if it is none."""
 
     def takes(clause: str) -> bool:
-        operator, text, star = re.fullmatch(r"(~=|[<>=!]=|[<>])v?([^*]+?)(\.\*)?", clause).groups()  # type: ignore[union-attr]
+        match = re.fullmatch(r"(~=|[<>=!]=|[<>])v?([^*]+?)(\.\*)?", clause)
+        if match is None:
+            raise ValueError(f"not a requirement: {clause!r}")
+        operator, text, star = match.groups()
         asked, here = _numbers(text), _numbers(release)
         stem = asked[: text.count(".") + (0 if operator == "~=" else 1)]
         is_like = here[: len(stem)] == stem if star or operator == "~=" else here == asked
