@@ -312,7 +312,8 @@ def window_list(text: Keys) -> tuple[int, ...] | None:
 
 def layer_kinds(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list[LayerKind]:
     """The kind of every layer, from the first description of them that the file has."""
-    if not text.is_word("use_bidirectional_attention") and text.flag("use_bidirectional_attention"):
+    is_both_ways = not text.is_word("use_bidirectional_attention") and text.flag("use_bidirectional_attention")
+    if is_both_ways or heads.family in ENCODER_FAMILIES:
         return [LayerKind.ENCODER] * layers  # EmbeddingGemma; Gemma 4 writes "vision" here and stays a decoder
     kinds = _listed(text, heads, layers, notes) or _in_rhythm(text, heads, layers, notes)
     kinds = kinds or [SLIDING if heads.window else FULL] * layers
@@ -413,8 +414,6 @@ def _in_rhythm(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list[
         return [_linear_kind(text, family)] * layers
     if family == "falcon_h1":
         return [LayerKind.FULL_AND_MAMBA2] * layers
-    if family in ENCODER_FAMILIES:
-        return [LayerKind.ENCODER] * layers
     if (every := text.count("full_attention_interval", "layer_group_size", most=LAYERS_MAX)) is not None:
         return [FULL if n % every == 0 else _linear_kind(text, family) for n in one]
     if (period := text.count("attn_layer_period", most=LAYERS_MAX)) is not None:  # Jamba
