@@ -79,7 +79,7 @@ def whole(text: str, name: str, least: int = 0, most: int = MOST) -> int:
     except BadInput:
         raise BadInput(f"{name}: {text[:40]!r} is not a whole number, such as 2048, 2k (2,000) or 2K (2,048)") from None
     if not least <= number <= most:
-        raise BadInput(f"{name} must lie between {least} and {most}, not {text}")
+        raise BadInput(f"{name} must lie between {least} and {most}, not {text[:40]}")
     return number
 
 

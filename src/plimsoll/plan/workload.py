@@ -20,11 +20,12 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput
+from plimsoll.launch.options import whole
 from plimsoll.plan.kv import GroupPlan, KvPlan, plan_kv
 from plimsoll.plan.kv_layers import RankSpecs, state_mode_of
 from plimsoll.plan.ledger import Ledger, ModelFacts, cache_specs
 from plimsoll.plan.settings import Settings
-from plimsoll.units import format_count, parse_vllm_integer, round_up, shortened
+from plimsoll.units import format_count, round_up, shortened
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 MOST_TOKENS, MOST_REQUESTS = 10**9, 10**7
@@ -52,17 +53,6 @@ def named_values(
     return found
 
 
-def whole_number(what: str, text: str, most: int) -> int:
-    """A number in vLLM's notation (8k, 1M) from 1 to `most`; `what` begins the line that says what is wrong."""
-    try:
-        number = parse_vllm_integer(text)
-    except BadInput as error:
-        raise BadInput(f"{what}: {error}") from None
-    if not 1 <= number <= most:
-        raise BadInput(f"{what}: {shortened(text)} must lie between 1 and {most}")
-    return number
-
-
 class WorkloadVerdict(StrEnum):
     """The outcome for a workload."""
 
@@ -88,7 +78,7 @@ class Workload(NamedTuple):
         """Read `prompt=1200,output=300,concurrency=64`; the concurrency may be left out."""
         words = re.split(r"[,\s]+", text.strip())
         given = named_values("--workload", words, ("prompt", "output"), ("concurrency",), _EXAMPLE)
-        found = {name: whole_number(f"--workload {name}", value, _LIMITS[name]) for name, value in given.items()}
+        found = {name: whole(value, f"--workload {name}", 1, _LIMITS[name]) for name, value in given.items()}
         return cls(((found["prompt"], found["output"]),), found.get("concurrency"))
 
     @classmethod
@@ -397,7 +387,7 @@ def _column(
 
 def _values(name: str, text: str) -> Iterator[int]:
     for item in text.split(","):
-        ends = [whole_number(f"--matrix {name}", part, _MATRIX_LIMITS[name]) for part in item.split("..", 1)]
+        ends = [whole(part, f"--matrix {name}", 1, _MATRIX_LIMITS[name]) for part in item.split("..", 1)]
         start, end = ends[0], ends[-1]
         if end < start:
             raise BadInput(f"--matrix {name}: the range {shortened(item)} runs backwards")
