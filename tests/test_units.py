@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.units import (
-    GIB,
-    KIB,
-    MIB,
     ceil_div,
     format_count,
     format_gib,
@@ -23,21 +20,10 @@ from plimsoll.units import (
     parse_vllm_integer_or_auto,
     round_up,
 )
-from tests.each import each
-
-VLLM = {
-    "0": 0, "8192": 8192, "-1": -1, "+5": 5, " 12 ": 12, "1_000": 1000, "007": 7,
-    "١٢": 12,  # int() and \d know every script's digits
-    "1k": 1000, "1K": 1024, "2m": 2_000_000, "2M": 2 * 2**20, "1g": 10**9, "1G": 2**30, "1t": 10**12, "1T": 2**40,
-    " 8k\n": 8000, "25.6k": 25_600, "0.5k": 500,
-    "1.0005k": 1000, "1.9999k": 1999,  # toward zero
-    "2.01k": 2009,  # 2.01 * 1000 is 2009.999... in floating point, and vLLM cuts
-    "4.35m": 4_350_000,
-    "9007199254740993k": 9007199254740992000,  # more digits than a float holds
-}  # fmt: skip
+from tests.each import cases, each
 
 
-@each(("text", "value"), VLLM.items())
+@each(("text", "value"), cases(".", "vllm_reads"))
 def test_parse_vllm_integer(text: str, value: int) -> None:
     """Each text gives the number vLLM 0.32 takes it for."""
     assert parse_vllm_integer(text) == value
@@ -92,11 +78,7 @@ def test_any_text_is_an_integer_or_bad_input(text: str) -> None:
         assert text.strip()[-1] in "kKmMgGtT" or value == int(text.strip())
 
 
-OURS = {
-    "80": 80 * GIB, " 80 GiB ": 80 * GIB, "80gib": 80 * GIB, "80GB": 80 * 10**9, "512MiB": 512 * MIB, "1.5TiB": 1536 * GIB,
-    "79.2": 85040352460,  # 79.2 * 2**30 is 85040352460.8
-    "64 KiB": 64 * KIB, "100b": 100, ".5": GIB // 2, "0": 0,
-}  # fmt: skip
+OURS: dict[str, int] = dict(cases(".", "sizes"))
 
 
 @each("text", [*OURS, "", " ", "-1", "nan", "inf", "GiB", "80 furlongs", "80G", "1e3", "1,5", "8 0", "9" * 99])
@@ -109,13 +91,7 @@ def test_parse_gib(text: str) -> None:
         assert parse_gib(text) == OURS.get(text)
 
 
-SHOWN = {
-    0: "0 GiB", 80 * GIB: "80.0 GiB", 13207024435: "12.3 GiB", -13207024435: "-12.3 GiB", 2000 * GIB: "2,000.0 GiB",
-    GIB // 2: "0.5 GiB", 50 * MIB: "50.0 MiB", -50 * MIB: "-50.0 MiB", 1: "1 B", 2048: "2,048 B",
-}  # fmt: skip
-
-
-@each(("size", "text"), SHOWN.items())
+@each(("size", "text"), cases(".", "sizes_shown"))
 def test_format_gib(size: int, text: str) -> None:
     """Sizes are written in the unit in which they can be read, counts with their thousands apart."""
     assert format_gib(size) == text

@@ -116,26 +116,11 @@ def test_secrets_become_variables_that_are_filled_in_by_hand() -> None:
     assert "--api-key" not in found.command.words
 
 
-@each(
-    ("words", "gpu", "before", "expected"),
-    [
-        ((), "H100", "", SEGMENTS),
-        ((), "MI300X", "", None),
-        (("--tensor-parallel-size", "2"), "H100", "", None),
-        (("--data-parallel-size", "2"), "H100", "", None),
-        (("--enable-sleep-mode",), "H100", "", None),
-        (("--enable-cumem-allocator",), "H100", "", None),
-        (("--kv-offloading-size", "8"), "H100", "", None),
-        (("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'), "H100", "", None),
-        ((), "H100", f"{ALLOCATOR}=max_split_size_mb:512", (ALLOCATOR, "max_split_size_mb:512")),
-    ],
-)
-def test_expandable_segments_where_they_help(
-    words: tuple[str, ...], gpu: str, before: str, expected: tuple[str, str] | None
-) -> None:
+@each(("words", "gpu", "before", "expected"), cases("assets", "expandable_segments_where_they_help"))
+def test_expandable_segments_where_they_help(words: tuple[str, ...], gpu: str, before: str, expected: str | None) -> None:
     """One NVIDIA card, plain serving; not beside several GPUs, a pool of vLLM's own or a connector; one's own stays."""
     found = [pair for pair in _ready(*words, gpu=gpu, before=before).command.environment if pair[0] == ALLOCATOR]
-    assert found == ([expected] if expected else [])
+    assert found == ([(ALLOCATOR, expected)] if expected else [])
 
 
 @each(("words", "said"), cases("assets", "what_cannot_be_launched_is_refused_in_one_line"))

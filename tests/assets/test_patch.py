@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from plimsoll.cli.main import main
-from tests.each import each
+from tests.each import cases, each
 
 DEPLOYMENTS = Path(__file__).parents[1] / "captures" / "deployments"
 FLAGS = ["--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate"]
@@ -171,21 +171,9 @@ def test_a_secret_in_the_command_is_not_repeated(tmp_path: Path, capsys: pytest.
 
 
 @each(("text", "code", "says"), [
-    (deployment("args: [a/b]", "vllm/vllm-openai:v0.6.6"), 1, "for vLLM 0.8.0 and newer"),
-    (deployment("args: [a/b]\n          env: [{name: VLLM_USE_RUST_FRONTEND, value: '1'}]"), 1, "Rust front-end"),
-    (deployment("command: [sh, -c, 'vllm serve a/b & vllm serve c/d']"), 1, "no clear place for flags"),
-    (deployment("args: [a/b]\n          env: [{name: PYTHONPATH, valueFrom: {configMapKeyRef: {name: a, key: b}}}]"), 1,
-     "PYTHONPATH comes from another object"),
-    (deployment("command: [sh, -c, 'export PYTHONPATH=/mine; vllm serve a/b']"), 1, "its script sets PYTHONPATH"),
-    (deployment("command: [python3, -m, vllm.entrypoints.api_server, --model, a/b]"), 1, "the demonstration server"),
-    (deployment("args: [a/b]\n          volumeMounts: [{name: a, mountPath: /plimsoll/}]"), 1, "is mounted at /plimsoll"),
-    (deployment("args: [a/b]\n          volumeMounts: [{name: a, mountPath: /run/plimsoll}]"), 1, "mounted at /run/plimsoll"),
-    (deployment("args: [a/b]", pod="initContainers: [{name: plimsoll-inside, image: x}]"), 1, "it has plimsoll.inside already"),
+    *((deployment(own, **more), 1, says) for own, more, says in cases("assets", "what_cannot_be_patched")),
+    *((text, 2, says) for text, says in cases("assets", "what_is_no_deployment")),
     (deployment("args: [a/b]").replace("- name: vllm\n          image", "- image"), 1, "it has no name"),
-    ("services: {a: {image: 'vllm/vllm-openai', command: [a/b]}}\n", 2, "no object of Kubernetes"),
-    ("#!/bin/sh\nvllm serve a/b\n", 2, "no object of Kubernetes"), ("kind: ConfigMap\n", 2, "no vLLM start"),
-    ("a: [", 2, "not valid YAML"),
-    ("spec: {containers: [{name: a, image: vllm/vllm-openai, args: [a/b]}]}\n", 2, "no object with a name"),
 ])  # fmt: skip
 def test_what_cannot_be_patched_is_said(
     text: str, code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -24,13 +24,11 @@ from tests.cli.answers import (
     FORWARD,
     H200,
     HEALTHY,
-    SPLIT,
-    STORM_PAGE,
     ask,
     ask_process,
     shell,
 )  # fmt: skip
-from tests.each import each, times
+from tests.each import cases, each, times
 
 BROKEN_GZIP = b"\x1f\x8b\x08 broken"
 PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
@@ -41,19 +39,6 @@ EVERYTHING = sorted(
     for path in CAPTURES.rglob("*")
     if path.is_file() and ("failures" in str(path) or "metrics" in path.name or path.suffix == ".log")
 )
-MIXES = {
-    "log and dmesg": [CGROUP, CGROUP_DMESG],
-    "log and page": [FORWARD, STORM_PAGE],
-    "log and nvidia-smi": [str(H200 / "neighbour.log"), str(H200 / "neighbour.smi-at-failure.txt")],
-    "log and snapshot": [str(H200 / "snapshot.log"), str(H200 / "snapshots" / "snapshot-ready.pickle.gz")],
-    "log, summary and error": [FORWARD, *(str(H200 / "snapshots" / f"split.{end}.txt") for end in ("summary", "error"))],
-    "two servers": [FORWARD, str(H200 / "logits.log")],
-    "two snapshots": [SPLIT, str(H200 / "snapshots" / "pinned.pickle.gz")],
-    "a folder": [str(CPU)],
-    "exit code alone": ["--exit-code", "137"],
-    "exit code of a stop": [HEALTHY, "--exit-code", "143"],
-    "everything": [CGROUP, CGROUP_DMESG, STORM_PAGE, SPLIT, "--exit-code", "137", "--gpu", "H100"],
-}
 
 
 def test_what_was_not_read_to_its_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,10 +224,10 @@ def test_every_capture_gives_a_valid_object(path: Path) -> None:
     assert (answer.code == 1) == any(finding["severity"] != "info" for finding in answer.body["findings"])
 
 
-@each("name", MIXES)
-def test_every_mix_gives_a_valid_object(name: str) -> None:
+@each("words", cases("cli", "every_mix_gives_a_valid_object"))
+def test_every_mix_gives_a_valid_object(words: str) -> None:
     """Several inputs at once, of one kind or of all."""
-    answer = ask("doctor --json", *MIXES[name], code=None)
+    answer = ask(f"doctor --json {words.replace('H200', str(H200)).replace('CPU', str(CPU))}", code=None)
     VALID.validate(answer.body)
     assert answer.err == ""
 

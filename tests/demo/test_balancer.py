@@ -118,26 +118,6 @@ def test_guard_takes_an_engine_out_and_puts_it_back() -> None:
     played(script)
 
 
-def test_another_question_than_readiness_can_be_asked() -> None:
-    """Before engines without a gate it is /health."""
-
-    async def main() -> dict[str, bool]:
-        engine = Engine("one")
-        engine.answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
-        await engine.open()
-        balancer = DemoBalancer({"one": engine.port}, TOKEN, "/health")
-        await balancer.start()
-        try:
-            while not engine.asked:
-                await asyncio.sleep(0.02)
-            return await balancer.takes_work()
-        finally:
-            await balancer.stop()
-            engine.close()
-
-    assert asyncio.run(asyncio.wait_for(main(), 20)) == {"one": False}
-
-
 def test_guard_may_not_do_everything() -> None:
     """The last engine stays in, an older guard is refused, and the webhook opens only with its token."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from lab.page import commands_of
 from lab.run_page import run_page
 from plimsoll.cli.main import COMMANDS
+from tests.each import cases
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -20,20 +21,7 @@ ELSEWHERE = {
     ),
     "kubectl apply -k out/guard": "the same",
 }
-WITHIN_A_SENTENCE = {
-    "make demo": "tests/real/test_demo_real.py; `make` itself would make the virtual environment that runs this test",
-    "make test": "it is what runs this test",
-    "make real": "it is what runs the tests of tests/real",
-    "pip install plimsoll-line": "not published yet",
-    "pip uninstall plimsoll-line": "the same",
-    "pip install .": "needs a package index: tests/real/test_readme_real.py",
-    "pip install '.[all]'": "needs a package index; CI installs the same packages, from the same list",
-    "python -m lab.fleet_score": "tests/lab/test_scores.py",
-    "python -m lab.survive_score": "tests/lab/test_scores.py",
-    "python -m benchmarks.doctor_accuracy": "tests/docs/test_doctor_page.py holds its table",
-    "python -m benchmarks.plan_accuracy": "docs/accuracy.md holds its table",
-    "python -m lab.guard.reaction": "minutes long: docs/guard-acts.md has what it printed",
-}
+WITHIN_A_SENTENCE = dict(cases("docs", "within_a_sentence"))
 PROGRAMS = r"(?:plimsoll|pip|make|vllm|python3?|docker|kubectl|systemctl|curl)"
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from plimsoll.inside.figures import FILE_MAX_BYTES, GROUPS, empty_figures, read_figures, write_whole
 from plimsoll.inside.places import start_ticks, sweep
+from tests.each import cases
 
 KEY = 4242
 
@@ -85,28 +86,13 @@ def test_a_dead_worker_is_told_as_dead_and_at_the_next_start_its_files_go(tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        '{"schema": "plimsoll.figures/2"}',
-        json.dumps(figures_of(999_999_999)),  # not the process of its name
-        json.dumps(figures_of() | {"beat": "soon"}),
-        json.dumps(figures_of() | {"beat": True}),
-        json.dumps(figures_of() | {"pid": 1.5}),
-        json.dumps(figures_of() | {"ancestors": {"a": 1}}),
-        json.dumps(figures_of() | {"beat": float("nan")}),
-        json.dumps(figures_of() | {"reasons": {"x": "y" * FILE_MAX_BYTES}}),
-        "[" * 100_000,
-        b"\xff\xfe\x00",
-    ],
-)
-def test_what_is_no_figures_is_skipped(tmp_path: Path, text: str | bytes) -> None:
+HUGE = {"reasons": {"x": "y" * FILE_MAX_BYTES}}
+
+
+@pytest.mark.parametrize("told", [*cases("inside", "what_is_no_figures"), HUGE, "[" * 100_000, b"\xff\xfe\x00"])
+def test_what_is_no_figures_is_skipped(tmp_path: Path, told: str | bytes | dict[str, Any]) -> None:
     """A torn, foreign, huge or newer file hides no other worker."""
-    put(tmp_path, text)
+    put(tmp_path, json.dumps(figures_of() | told) if isinstance(told, dict) else told)
     write_figures(str(tmp_path), figures_of(900_001))
     assert [each["pid"] for each in read_figures(str(tmp_path), KEY, now=0.0)] == [900_001]
 

@@ -234,22 +234,6 @@ def test_any_other_request_keeps_vllms_answer(tmp_path: Path, why: str, stream: 
     assert gate.shared.own["refused_dead"] == 0
 
 
-def test_a_stream_that_was_begun_is_not_held_back_twice(tmp_path: Path) -> None:
-    """One whose engine lives goes out as it is."""
-    gate, client, _ = followed_gate(tmp_path)
-    client.errored = False
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        del scope, receive
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
-        client.errored = True
-        await send({"type": "http.response.body", "body": b"data: error\n\n"})
-
-    got = asyncio.run(ask(Around(app, gate), "POST", "/v1/completions"))
-    assert (got.status, got.body) == (200, b"data: 1\n\ndata: error\n\n")
-
-
 def test_the_ids_of_requests_are_noted_before_the_engine_has_them(tmp_path: Path) -> None:
     """On this client's own output processor, once, with lengths and kinds alone; a client without one is not followed."""
     del tmp_path

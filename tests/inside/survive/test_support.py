@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from plimsoll.inside.survive import support
-from tests.each import each
+from tests.each import cases, each
 from tests.inside.survive.fake_core import EngineCore, install_vllm
 
 
@@ -42,25 +42,14 @@ def changed(*paths: str) -> EngineCore:
 
 CONFIG, MODEL = "vllm_config", "vllm_config.model_config"
 PICTURES = f"{MODEL}.is_multimodal_model=True"
-NEVER = [
-    *((EngineCore(), version, "is not known to it")
-      for version in ("0.33.0", "0.24.0", "0.32.1.dev3", "1.0", "of unknown version", "0.32.0.post1")),
-    (changed(f"{CONFIG}.parallel_config.world_size=2"), "0.32.0", "this engine has 2 ranks"),
-    (changed(f"{CONFIG}.parallel_config.data_parallel_size=4"), "0.32.0", "data parallel"),
-    (changed(f"{CONFIG}.scheduler_config.enable_chunked_prefill=False"), "0.32.0", "chunked prefill"),
-    (changed("scheduler.connector='a'"), "0.32.0", "connector"),
-    (changed("model_executor='a'"), "0.32.0", "executor"),
-    (changed(PICTURES, f"{CONFIG}.scheduler_config.disable_chunked_mm_input=True"), "0.32.0", "must not be cut"),
-    *((changed(name), "0.32.0", f"Scheduler has no {name}")
-      for name in ("prev_step_scheduled_req_ids", "max_num_running_reqs", "sched_step_seq", "num_spec_tokens")),
-    (EngineCore(), "0.25.1", "a request has no async_tokens_to_discard"),
-]  # fmt: skip
 
 
-@each(("core", "version", "says"), NEVER, ids=lambda case: case[2])
-def test_what_is_not_known_or_cannot_be_contained_is_refused_even_unproven(core: EngineCore, version: str, says: str) -> None:
-    """A release or a fork that nobody looked at, ranks that wait in a collective, a step that cannot shrink."""
-    assert says in str(refusal(core, version, unproven=True))
+@each(("paths", "version", "says"), cases("inside", "what_is_not_known_or_cannot_be_contained"))
+def test_what_is_not_known_or_cannot_be_contained_is_refused_even_unproven(
+    paths: tuple[str, ...], version: str, says: str
+) -> None:
+    """A release or a fork that nobody looked at, ranks that wait in a collective, a step that cannot shrink: even unproven."""
+    assert says in str(refusal(changed(*paths), version, unproven=True))
 
 
 def test_a_scheduler_a_step_or_a_device_of_another_form_is_refused() -> None:
