@@ -225,7 +225,7 @@ def test_what_the_scheduler_is_told_after_the_dashes_is_replayed_or_noted() -> N
     directions = (
         "--max-num-active-seqs is not replayed: fewer run at once",
         "steps with LoRA adapters cost more than here",
-        "first tokens come sooner than here",
+        "blocks come from the host's memory",
         "no request names an adapter",
         "steps are smaller than here",
         "-dcp is not replayed",

@@ -18,7 +18,7 @@ from plimsoll.simulate.inputs import read_inputs
 from plimsoll.simulate.open_run import OpenRun
 from plimsoll.simulate.options import ReplayOptions
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.settings import CacheGroup, EncoderLimits, EngineLimits, Speculation
+from plimsoll.simulate.settings import CacheGroup, EncoderLimits, EngineLimits, HostCache, Speculation
 from plimsoll.simulate.trace import Trace, make_trace
 from plimsoll.tune.goodput import Slo, score
 from tests.each import each
@@ -108,6 +108,20 @@ def test_a_picture_is_encoded_once_and_takes_its_time() -> None:
     steps = [replay(at_once, EngineLimits(encoder=EncoderLimits(budget, 800))).totals.steps for budget in (800, 100)]
     assert steps[0] == 4
     assert steps[1] > 8
+
+
+def test_a_prompt_that_left_the_card_comes_back_from_the_host() -> None:
+    """Whole blocks of prompts, those used longest ago first to go; each takes its time to load."""
+    ids = [[1, 1, 1, 1], [2, 2, 2, 2], [1, 1, 1, 1]]
+    trace = make_trace("t", [0, 10**9, 2 * 10**9], [49] * 3, [20] * 3, ids=ids, prefix_block=16)
+    card = EngineLimits(num_blocks=6, max_model_len=80)
+    alone, large, small = (
+        replay(trace, card._replace(host_cache=host)) for host in (None, HostCache(6, 10**6), HostCache(2, 10**6))
+    )
+    assert [one.totals.host_hit_tokens for one in (alone, large, small)] == [0, 48, 0]
+    assert alone.totals.hit_tokens == large.totals.hit_tokens == 0
+    assert large.totals.busy_ns == alone.totals.busy_ns - 48 * 20_000 + 3 * 10**6
+    assert small.totals.busy_ns == alone.totals.busy_ns
 
 
 def test_handed_in_one_by_one_it_is_the_replay_of_all() -> None:

@@ -23,6 +23,7 @@ from plimsoll.simulate.settings import (
     CacheGroup,
     EngineLimits,
     Experts,
+    HostCache,
     Sheet,
     Speculation,
     StepTime,
@@ -62,6 +63,7 @@ REFUSED: list[tuple[EngineLimits, tuple[str, ...]]] = [
         ("Mamba", "prefix caching", "chunked prefill"),
     ),
     (EngineLimits(groups=(CacheGroup("full", 32),)), ("32", "--block-size", "16")),
+    (EngineLimits(host_cache=HostCache(0, 0)), ("host", str(MOST_BLOCKS))),
     (EngineLimits(groups=(CacheGroup(), CacheGroup("mamba")), speculation=Speculation(2, 0.5)), ("speculative", "Mamba")),
 ]
 

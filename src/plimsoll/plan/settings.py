@@ -187,6 +187,7 @@ class Settings:
     long_prefill_token_threshold: int = _flag("--long-prefill-token-threshold", Flags.integer, default=0)
     watermark: float = _flag("--watermark", Flags.number, default=0.0)
     reserve_full_isl: bool = _flag("--scheduler-reserve-full-isl", Flags.switch, default=True)
+    kv_offloading_gib: float | None = _flag("--kv-offloading-size", Flags.number, default=None)
     max_num_queued_reqs: int | None = _flag("--max-num-queued-reqs", Flags.integer, default=None)
     max_num_queued_tokens: int | None = _flag("--max-num-queued-tokens", Flags.integer, default=None)
     # Facts of the model and the card that vLLM's own choices depend on.

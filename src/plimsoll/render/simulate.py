@@ -108,6 +108,8 @@ def _of_features(summary: Summary) -> dict[str, object]:
     limits, drafted = summary.settings, summary.drafted_tokens
     has_limit = limits.max_num_queued_reqs is not None or limits.max_num_queued_tokens is not None
     found: dict[str, object] = {"refused": summary.refused} if has_limit else {}
+    if limits.host_cache is not None:
+        found["host_hit_tokens"] = summary.host_hit_tokens
     if limits.speculation is not None:
         rate = summary.accepted_tokens / drafted if drafted else None
         found["drafts"] = {"drafted_tokens": drafted, "accepted_tokens": summary.accepted_tokens, "rate": rate}
@@ -191,6 +193,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         resumed = f"{format_count(prefix.resumed_hit_tokens)} of {format_count(prefix.resumed_query_tokens)}"
         hits += f"; {resumed} when preempted requests came back"
     done = f"{format_count(summary.finished)} of {format_count(summary.requests)}, {summary.rejected:,} rejected"
+    from_host = f"{format_count(summary.host_hit_tokens)} tokens came from the host's memory"
     drafts = f"{format_count(summary.accepted_tokens)} of {format_count(summary.drafted_tokens)} accepted"
     return [
         ("finished", done + (f", {summary.refused:,} refused" if summary.refused else "")),
@@ -199,6 +202,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         ("cache use", f"{percent(usage.mean)} mean, {percent(usage.p99)} p99, {blocks} at the peak; {full}"),
         ("waste", waste),
         ("prefix hits", hits if summary.settings.prefix_caching else "prefix caching is off"),
+        *([("host hits", from_host)] if summary.settings.host_cache is not None else []),
         *([("drafts", drafts)] if summary.settings.speculation is not None else []),
         ("replay took", duration(summary.wall_seconds)),
     ]

@@ -18,14 +18,14 @@ from plimsoll.simulate.groups import (
 )
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ADAPTER, ASIDE, BATCHES, BATCH_FIELDS, BLOCK_SIZE, BOUNDARY, B_HOW_MANY, B_NEW, B_PRODUCES, B_REQUESTS, B_RESUMED, CACHED,
-    CACHING, CHUNKED, COMPUTED, COMPUTED_RUNNING, DRAFTS, DRAFT_SLOTS, ENCODER_BUDGET, FILLS, FREE_BLOCKS, FREE_SLOTS,
-    FULL_SLOTS, GROUPS, HASHED, HELD, HITS, HIT_SLOT, IDS_BEGIN, IDS_END, LENGTH, LOOKAHEAD, LOST, MAMBA_ALIGN, MAX_LEN,
-    MAX_LORAS, MAX_SEQS, NEVER_FILLS, PASS, PREEMPTIONS, QUERIES, RECOMPUTED, REFS, RESERVE_FULL, RESUMED_HITS, RESUMED_QUERIES,
-    RUNNING, RUNNING_COUNT, SEAT_BATCH, SEAT_FREE_SLOT, SEAT_RUNNING, SLOT, SPEC_TOKENS, STALE, STATUS, TABLE, TABLE_BLOCKS,
-    TOKENS, WAITING_COUNT, WATERMARK_BLOCKS, RunState,
+    ADAPTER, ASIDE, BATCHES, BATCH_FIELDS, BLOCK_SIZE, BOUNDARY, B_HOW_MANY, B_LOADED, B_NEW, B_PRODUCES, B_REQUESTS, B_RESUMED,
+    CACHED, CACHING, CHUNKED, COMPUTED, COMPUTED_RUNNING, DRAFTS, DRAFT_SLOTS, ENCODER_BUDGET, FILLS, FREE_BLOCKS, FREE_SLOTS,
+    FULL_SLOTS, GROUPS, HASHED, HELD, HITS, HIT_SLOT, HOST_HITS, IDS_BEGIN, IDS_END, LENGTH, LOOKAHEAD, LOST, MAMBA_ALIGN,
+    MAX_LEN, MAX_LORAS, MAX_SEQS, NEVER_FILLS, PASS, PREEMPTIONS, QUERIES, RECOMPUTED, REFS, RESERVE_FULL, RESUMED_HITS,
+    RESUMED_QUERIES, RUNNING, RUNNING_COUNT, SEAT_BATCH, SEAT_FREE_SLOT, SEAT_RUNNING, SLOT, SPEC_TOKENS, STALE, STATUS, TABLE,
+    TABLE_BLOCKS, TOKENS, WAITING_COUNT, WATERMARK_BLOCKS, RunState,
 )  # fmt: skip
-from plimsoll.simulate.pool import NULL, block_key, find, touch
+from plimsoll.simulate.pool import NULL, block_key, find, keep_on_host, touch
 from plimsoll.simulate.queues import drop_first, first, put_back
 
 
@@ -51,6 +51,31 @@ def _find_hits(s: RunState, hybrid: Hybrid, request: int) -> int:
         found += 1
     s.tables[0, slot, LENGTH] = found
     return found * s.limits[BLOCK_SIZE]
+
+
+@part
+def _host_hit(s: RunState, request: int, hit: int) -> int:
+    """The number of further tokens that the host's memory holds."""
+    block_size = s.limits[BLOCK_SIZE]
+    first = hit // block_size
+    end = first
+    while end < (s.requests[request, TOKENS] - 1) // block_size:
+        if find(block_key(s, request, end, wide(0)), s.host_keys, s.host_links) == NULL:
+            break
+        end += 1
+    return (end - first) * block_size
+
+
+@part
+def _load(s: RunState, batch: int, request: int, hit: int, loaded: int) -> None:
+    """Notes the use of a new request's hits in the host's memory, and the blocks that the step loads."""
+    row, block_size = s.requests[request], s.limits[BLOCK_SIZE]
+    for index in range((hit + loaded) // block_size):
+        keep_on_host(s, block_key(s, request, index, wide(0)))
+    s.counts[HOST_HITS] += loaded
+    s.counts[BATCHES + batch * BATCH_FIELDS + B_LOADED] += loaded // block_size
+    if row[PREEMPTIONS] > 0:
+        s.counts[RECOMPUTED] -= min(loaded, max(0, row[LOST] - hit))
 
 
 @part
@@ -187,7 +212,10 @@ def schedule_waiting(s: RunState, hybrid: Hybrid, batch: int, budget: int, thres
             continue
         if hybrid is None and _is_hopeless(s, request):
             break
-        hit = _find_hits(s, hybrid, request)
+        hit, loaded = wide(_find_hits(s, hybrid, request)), wide(0)
+        if hybrid is not None and len(s.host_keys) > 0:
+            loaded = wide(_host_hit(s, request, hit))
+            hit += loaded
         tokens, filled = row[TOKENS] - hit, wide(0)
         if hybrid is not None and tokens == 1 and _padded(s, batch, hit, ran):
             filled = s.limits[SPEC_TOKENS]
@@ -215,7 +243,9 @@ def schedule_waiting(s: RunState, hybrid: Hybrid, batch: int, budget: int, thres
         drop_first(s)
         s.seats[s.counts[RUNNING_COUNT], SEAT_RUNNING] = request
         s.counts[RUNNING_COUNT] += 1
-        _count_admission(s, batch, request, hit)
+        _count_admission(s, batch, request, hit - loaded)
+        if hybrid is not None and len(s.host_keys) > 0:
+            _load(s, batch, request, hit - loaded, loaded)
         row[STATUS] = RUNNING
         row[COMPUTED] = hit
         s.counts[COMPUTED_RUNNING] += hit

@@ -10,12 +10,12 @@ from plimsoll.simulate.compiled import compiled, hot, part, wide
 from plimsoll.simulate.groups import Hybrid
 
 from plimsoll.simulate.layout import (  # isort: skip
-    ARRIVAL, ASYNC, BATCHES, BATCH_FIELDS, BUSY_NS, B_CONTEXT, B_ENCODED, B_END, B_NEW, B_PAIRS, B_PREEMPTED, B_REQUESTS,
-    B_RESUMED, B_TOKENS, COMPUTED_RUNNING, CTX_PS, DEVICE_FREE, DONE, DRAFT_PPM, EMBED_PS, FIRST_SCHED, FREE_BLOCKS,
-    FULL_GROUPS, FULL_SLOTS, HITS, IN_FLIGHT_BATCHES, LOG_ROWS, MAX_QUEUED, MAX_QUEUED_TOKENS, NEXT_ARRIVAL, NOT_ARRIVED, NOW,
-    NUM_BLOCKS, OLDEST_BATCH, PAIR_FS, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, PRODUCED, PROMPT, PROMPT_NS, QUERIES, REFUSED,
-    REFUSED_COUNT, RESUMED_HITS, RESUMED_QUERIES, RUNNING_COUNT, SCHEDULED_TOKENS, SEAT_BATCH, SEAT_RUNNING, SEQ_NS,
-    SPEC_TOKENS, STATUS, STEPS, STUCK, TABLE_BLOCKS, WAITING, WAITING_COUNT, Int64, RunState,
+    ARRIVAL, ASYNC, BATCHES, BATCH_FIELDS, BUSY_NS, B_CONTEXT, B_ENCODED, B_END, B_LOADED, B_NEW, B_PAIRS, B_PREEMPTED,
+    B_REQUESTS, B_RESUMED, B_TOKENS, COMPUTED_RUNNING, CTX_PS, DEVICE_FREE, DONE, DRAFT_PPM, EMBED_PS, FIRST_SCHED, FREE_BLOCKS,
+    FULL_GROUPS, FULL_SLOTS, HITS, IN_FLIGHT_BATCHES, LOAD_NS, LOG_ROWS, MAX_QUEUED, MAX_QUEUED_TOKENS, NEXT_ARRIVAL,
+    NOT_ARRIVED, NOW, NUM_BLOCKS, OLDEST_BATCH, PAIR_FS, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, PRODUCED, PROMPT, PROMPT_NS,
+    QUERIES, REFUSED, REFUSED_COUNT, RESUMED_HITS, RESUMED_QUERIES, RUNNING_COUNT, SCHEDULED_TOKENS, SEAT_BATCH, SEAT_RUNNING,
+    SEQ_NS, SPEC_TOKENS, STATUS, STEPS, STUCK, TABLE_BLOCKS, WAITING, WAITING_COUNT, Int64, RunState,
 )  # fmt: skip
 from plimsoll.simulate.queues import enqueue, waiting_at
 from plimsoll.simulate.scheduler import finish, schedule
@@ -99,6 +99,7 @@ def start_step(s: RunState, batch: int, record: RunRecord) -> None:
     taken = record.step_ns[tokens] + s.limits[SEQ_NS] * requests + s.limits[CTX_PS] * counts[made + B_CONTEXT] // 1000
     if counts[made + B_PAIRS] > 0:
         taken += s.limits[PROMPT_NS] + s.limits[PAIR_FS] * counts[made + B_PAIRS] // 1_000_000
+    taken += s.limits[LOAD_NS] * counts[made + B_LOADED]
     taken += s.limits[EMBED_PS] * counts[made + B_ENCODED] // 1000
     if s.limits[DRAFT_PPM] > 0:  # the first draft reads all tokens of the step, each further one a token of each request
         drafting = record.step_ns[tokens] + (s.limits[SPEC_TOKENS] - 1) * record.step_ns[requests]

@@ -17,17 +17,26 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.weights import tower_parts
 from plimsoll.plan.weights_checkpoint import parameters
-from plimsoll.simulate.settings import COMPUTE_SHARE, EncoderLimits, EngineLimits, Speculation
+from plimsoll.simulate.settings import COMPUTE_SHARE, EncoderLimits, EngineLimits, HostCache, Speculation
+from plimsoll.simulate.start import MOST_BLOCKS
+from plimsoll.units import GIB
 
 ACCEPTANCE = (0.4, 0.6, 0.8)
 """The share of drafts that are accepted where nobody says it: lowest, assumed, highest. A guess that no run was fitted to."""
 MOST_DRAFTS = 1000
 PATCHES = 4  # of a picture for each of its tokens: two by two, as most models merge them
-REPLAYED = ("--max-num-queued-reqs", "--max-num-queued-tokens", "--enable-lora", "--max-loras")
+REPLAYED = ("--kv-offloading-size", "--max-num-queued-reqs", "--max-num-queued-tokens", "--enable-lora", "--max-loras")
 WITHOUT_DRAFTER = ("ngram", "[ngram]", "ngram_gpu", "suffix")
 DRAFT_MODEL_SHARE, HEAD_SHARE = 0.1, 0.05  # of the model's time, for a draft model and for a head of unknown models
 UNREPLAYED_DRAFTS = (
     "speculative decoding is not replayed: further tokens come sooner than here, where the batch is full less so"
+)
+HOST_BYTES_PER_S = 20e9  # from the host's memory to a card: PCIe 4.0 with sixteen lanes, as it is reached
+HOST_LOADS = (
+    "blocks come from the host's memory at 20 GB/s and the step waits for them; in vLLM others go on: tokens come sooner"
+)
+HOST_LEFT_OUT = (
+    "--kv-offloading-size is not replayed for these layers: first tokens of prompts seen before come sooner than here"
 )
 SLOWER_STEPS = "steps with LoRA adapters cost more than here: tokens come later"
 NO_ADAPTERS = "no request names an adapter (a field `adapter` of the trace): none waits for a LoRA slot here, some will"
@@ -100,6 +109,13 @@ def with_features(settings: EngineLimits, ledger: Ledger, shape: ModelShape, acc
     notes = [SLOWER_STEPS] if said.max_loras else []
     if shape.towers:
         changes["encoder"] = EncoderLimits(embed_ps=_embed_ps(shape, ledger.card.name))
+    block_bytes = ledger.kv_plan.bytes_per_block
+    blocks = int((said.kv_offloading_gib or 0) * GIB / (block_bytes * said.tensor_parallel * said.pipeline_parallel))
+    if said.kv_offloading_gib:
+        is_plain = not settings.groups and settings.prefix_caching and blocks > 0
+        notes.append(HOST_LOADS if is_plain else HOST_LEFT_OUT)
+        if is_plain:
+            changes["host_cache"] = HostCache(min(blocks, MOST_BLOCKS), round(1e9 * block_bytes / HOST_BYTES_PER_S))
     found = with_drafts(settings.turned(**changes), said.speculative, acceptance, shape)
     return Features(found.settings, (*notes, *found.notes), found.band)
 

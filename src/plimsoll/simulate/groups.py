@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from plimsoll.simulate.compiled import WIDE, part, wide
 from plimsoll.simulate.encoder import let_go_all
-from plimsoll.simulate.pool import NULL, block_key, find, release, set_key, take, touch
+from plimsoll.simulate.pool import NULL, block_key, find, keep_on_host, release, set_key, take, touch
 
 from plimsoll.simulate.layout import (  # isort: skip
     ALIGNMENT, BLOCK_SIZE, BOUNDARY, CACHING, COMPUTED, COMPUTED_RUNNING, DRAFTS, DROPS_BLOCK, FILLS, FREE_BLOCKS, FREE_SLOTS,
@@ -211,6 +211,9 @@ def cache_groups(s: RunState, request: int, tokens: int) -> None:
         s.tables[group, slot, HASHED] = full
         if kind == FULL:
             _publish(s, request, group, start, full)
+            if len(s.host_keys) > 0:  # prompts alone are kept there
+                for index in range(start, min(full, row[PROMPT] // block_size)):
+                    keep_on_host(s, block_key(s, request, index, group))
             continue
         # A later request that repeats this prompt resumes before its last token, or after the last block that it fills; one
         # that diverged from it, at that place. Where the last block of a hit is dropped, it is looked for one block later.

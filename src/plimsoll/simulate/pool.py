@@ -145,6 +145,24 @@ def release_table(table: Int32, counts: Int64, links: Int32, keys: UInt64) -> in
     return count
 
 
+@part
+def keep_on_host(s: RunState, key: np.uint64) -> None:
+    """Keeps a content in the host's memory in place of what was used longest ago, or notes that it was used again."""
+    links, keys = s.host_links, s.host_keys
+    head, tail = len(keys), len(keys) + 1
+    block = find(key, keys, links)
+    if block == NULL:
+        block = wide(links[head, NEXT])
+        if keys[block] != NO_KEY:
+            forget(block, keys, links)
+        set_key(block, key, keys, links)
+    before, after = links[block, PREV], links[block, NEXT]
+    links[before, NEXT], links[after, PREV] = after, before
+    last = links[tail, PREV]
+    links[last, NEXT], links[block, PREV] = block, last
+    links[block, NEXT], links[tail, PREV] = tail, block
+
+
 # A block's content as a number: equal beginnings of prompts give equal numbers, everything else differs.
 
 _OWN = np.uint64(0x5851F42D4C957F2D)

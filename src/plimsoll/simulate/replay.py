@@ -48,6 +48,7 @@ class Totals(NamedTuple):
     refused: int = 0  # They came when --max-num-queued-reqs or --max-num-queued-tokens was reached
     drafted_tokens: int = 0  # By speculative decoding
     accepted_tokens: int = 0  # Of those
+    host_hit_tokens: int = 0  # Found in the host's memory and loaded
     table_block_ns: float = 0.0  # Blocks in the tables of running requests times ns: a shared block counts once for each holder
 
 
@@ -246,5 +247,6 @@ def _totals(state: at.RunState, record: RunRecord) -> Totals:
         waste_slot_ns=float(record.sums[WASTE]),
         drafted_tokens=count[at.DRAFTED],
         accepted_tokens=count[at.ACCEPTED],
+        host_hit_tokens=count[at.HOST_HITS],
         table_block_ns=float(record.sums[TABLES]),
     )

@@ -62,6 +62,13 @@ class EncoderLimits(NamedTuple):
     embed_ps: int = 0  # The time for one, in picoseconds
 
 
+class HostCache(NamedTuple):
+    """KV blocks of prompts that are kept in the host's memory, too."""
+
+    blocks: int
+    block_ns: int  # The time to load one
+
+
 class EngineLimits(NamedTuple):
     """vLLM's own limits, by its names; the defaults are those of the command line."""
 
@@ -83,13 +90,14 @@ class EngineLimits(NamedTuple):
     max_loras: int | None = None  # None: LoRA is off
     speculation: Speculation | None = None
     encoder: EncoderLimits | None = None  # None: vLLM's own limits, and encoding takes no time
+    host_cache: HostCache | None = None
 
     @property
     def named(self) -> dict[str, Any]:
         """The limits that are set, by name, as plain values."""
         found = {name: value for name, value in self._asdict().items() if value is not None}
         found["groups"] = [group._asdict() for group in self.groups]
-        parts = {"speculation": self.speculation, "encoder": self.encoder}
+        parts = {"speculation": self.speculation, "encoder": self.encoder, "host_cache": self.host_cache}
         return found | {name: part._asdict() for name, part in parts.items() if part is not None}
 
     def turned(self, **limits: Any) -> EngineLimits:

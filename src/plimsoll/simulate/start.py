@@ -12,10 +12,11 @@ from plimsoll.simulate.layout import (  # isort: skip
     ACCEPTANCE, ADAPTER, ALIGNMENT, ARRIVAL, ASYNC, BLOCK_SIZE, BUDGET, BY_PRIORITY, CACHING, CHUNKED, COUNTS, CTX_PS,
     DRAFT_PPM, DRAFT_SLOTS, DROPS_BLOCK, EMBED_PS, ENCODED, ENCODER_FREE, ENCODER_FREEABLE, ENCODER_TOKENS, E_NEXT, E_PREV,
     E_TOKENS, FREE_BLOCKS, FREE_SLOTS, FULL, FULL_BUDGET, FULL_GROUPS, GROUPS, HIT_SLOT, IDS_BEGIN, IDS_END, IDS_TOKENS,
-    ITEMS_BEGIN, ITEMS_END, I_ENTRY, I_TOKENS, LIMITS, LINK_FIELDS, LOOKAHEAD, LOOKS_AHEAD, MAMBA, MAMBA_ALIGN, MAX_LEN,
-    MAX_LORAS, MAX_QUEUED, MAX_QUEUED_TOKENS, MAX_SEQS, NEXT, NUMBER, NUM_BLOCKS, OUTPUT, PAIR_FS, PREFIX_BLOCK, PREV, PRIORITY,
-    PROMPT, PROMPT_NS, REJECTED, REJECTED_COUNT, REQUEST_FIELDS, RESERVE_FULL, SEAT_FIELDS, SEAT_FREE_SLOT, SEQ_NS, SIMPLE,
-    SLIDING, SLOT, SPECS, SPEC_TOKENS, STAMP_FIELDS, STATUS, TABLE, THRESHOLD, TIE, TOKENS, WATERMARK_BLOCKS, Int32, RunState,
+    ITEMS_BEGIN, ITEMS_END, I_ENTRY, I_TOKENS, LIMITS, LINK_FIELDS, LOAD_NS, LOOKAHEAD, LOOKS_AHEAD, MAMBA, MAMBA_ALIGN,
+    MAX_LEN, MAX_LORAS, MAX_QUEUED, MAX_QUEUED_TOKENS, MAX_SEQS, NEXT, NUMBER, NUM_BLOCKS, OUTPUT, PAIR_FS, PREFIX_BLOCK, PREV,
+    PRIORITY, PROMPT, PROMPT_NS, REJECTED, REJECTED_COUNT, REQUEST_FIELDS, RESERVE_FULL, SEAT_FIELDS, SEAT_FREE_SLOT, SEQ_NS,
+    SIMPLE, SLIDING, SLOT, SPECS, SPEC_TOKENS, STAMP_FIELDS, STATUS, TABLE, THRESHOLD, TIE, TOKENS, WATERMARK_BLOCKS, Int32,
+    RunState,
 )  # fmt: skip
 from plimsoll.simulate.pool import chain
 from plimsoll.simulate.scheduler import SHARE_BITS
@@ -55,6 +56,8 @@ def check(settings: EngineLimits) -> None:
         )
     if settings.speculation is not None and any(group.kind == "mamba" for group in settings.groups):
         raise BadInput("speculative decoding is not replayed for models with Mamba layers")
+    if settings.host_cache is not None and (settings.groups or not 1 <= settings.host_cache.blocks <= MOST_BLOCKS):
+        raise BadInput(f"the host's memory has 1 to {MOST_BLOCKS} blocks, of a model whose layers keep every token")
     if settings.block_size > MOST_BLOCK_SIZE:
         raise BadInput(f"--block-size must be at most {MOST_BLOCK_SIZE}, not {settings.block_size}")
     groups = groups_of(settings)
@@ -147,7 +150,14 @@ def _limits(settings: EngineLimits, step_time: StepTime, prefix_block: int, grou
             drafted.looks_ahead,
         )
         limits[ACCEPTANCE] = round(drafted.each * (1 << SHARE_BITS))
-    said = (settings.speculation, settings.max_loras, settings.max_num_queued_reqs, settings.max_num_queued_tokens)
+    limits[LOAD_NS] = settings.host_cache.block_ns if settings.host_cache is not None else 0
+    said = (
+        settings.host_cache,
+        settings.speculation,
+        settings.max_loras,
+        settings.max_num_queued_reqs,
+        settings.max_num_queued_tokens,
+    )
     limits[SIMPLE] = len(groups) == 1 and groups[0, 0] == FULL and all(one is None for one in said)
     return limits
 
@@ -181,6 +191,17 @@ def _request_rows(trace: Trace, settings: EngineLimits) -> Int32:
         order = sorted(range(trace.size), key=str)
         rows[order, TIE] = np.arange(trace.size, dtype=np.int64)
     return rows
+
+
+def _links(blocks: int) -> Int32:
+    """All blocks but the null block free, in the order of their numbers. Two more rows are the queue's ends."""
+    head, tail = blocks, blocks + 1
+    links = np.zeros((blocks + 2, LINK_FIELDS), dtype=np.int32)
+    if blocks > 1:
+        links[1:blocks, PREV], links[1:blocks, NEXT] = np.arange(blocks - 1), np.arange(2, blocks + 1)
+        links[head, NEXT], links[1, PREV] = 1, head
+        links[tail, PREV], links[blocks - 1, NEXT] = blocks - 1, tail
+    return links
 
 
 def _items(trace: Trace) -> tuple[Integers, Integers, Integers]:
@@ -271,12 +292,7 @@ def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival
         counts[ENCODER_FREE] = counts[ENCODER_FREEABLE] = max(said.cache or settings.max_num_batched_tokens, largest)
         limits[EMBED_PS], limits[SIMPLE] = said.embed_ps, False
     limits[HIT_SLOT] = slots
-    # All blocks but the null block are free, in the order of their numbers. Two more rows are the queue's ends.
-    blocks, head, tail = settings.num_blocks, settings.num_blocks, settings.num_blocks + 1
-    links = np.zeros((blocks + 2, LINK_FIELDS), dtype=np.int32)
-    links[1:blocks, PREV], links[1:blocks, NEXT] = np.arange(blocks - 1), np.arange(2, blocks + 1)
-    links[head, NEXT], links[1, PREV] = 1, head
-    links[tail, PREV], links[blocks - 1, NEXT] = blocks - 1, tail
+    host_blocks = settings.host_cache.blocks + 1 if settings.host_cache is not None else 0
     return RunState(
         limits=limits,
         counts=counts,
@@ -285,10 +301,12 @@ def _laid_out(trace: Trace, settings: EngineLimits, step_time: StepTime, arrival
         waiting=np.zeros(trace.size + 1, dtype=np.int32),
         seats=seats,
         tables=tables,
-        links=links,
+        links=_links(settings.num_blocks),
         keys=np.zeros(settings.num_blocks, dtype=np.uint64),
         chains=chains,
         adapters=np.zeros(len(adapters), dtype=np.int64),
         items=items,
         entries=entries,
+        host_links=_links(host_blocks),
+        host_keys=np.zeros(host_blocks, dtype=np.uint64),
     )

@@ -89,6 +89,7 @@ class Summary(NamedTuple):
     recomputed_tokens: int
     drafted_tokens: int
     accepted_tokens: int
+    host_hit_tokens: int
     peak_blocks: int
     peak_running: int
     peak_waiting: int
