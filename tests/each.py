@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 SOAK = bool(os.environ.get("PLIMSOLL_SOAK"))  # `make soak`: all of what `make test` tries a few of
 
 Test = Callable[..., None]
+T = TypeVar("T")
 
 
 def each(
@@ -91,6 +92,12 @@ def trees(keys: Iterable[str] = (), most: int = 10, words: Iterable[str] = ("8",
     named = st.sampled_from(list(keys)) if keys else st.text(max_size=5)
     leaf = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(list(words))
     return st.recursive(leaf, lambda one: st.lists(one, max_size=4) | st.dictionaries(named, one, max_size=4), max_leaves=most)
+
+
+def sure(value: T | None) -> T:
+    """What must be there."""
+    assert value is not None
+    return value
 
 
 def times(few: int, many: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import socket
 import threading
@@ -170,6 +171,19 @@ def got_of(sent: list[Message]) -> Got:
 
 
 # A real server, and clients that misbehave
+
+
+def asked(port: int, method: str, path: str, body: object = None, **headers: str) -> Got:
+    """One request over a socket; the body is JSON unless it is bytes."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+    sent = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    try:
+        connection.request(method, path, data, sent)
+        answer = connection.getresponse()
+        return Got(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+    finally:
+        connection.close()
 
 
 @contextlib.contextmanager

@@ -26,21 +26,12 @@ from plimsoll.guard.adapters.locks import EtcdLockConfig, LeaseLockConfig
 from plimsoll.guard.adapters.own_process import OwnProcessConfig
 from plimsoll.guard.adapters.pods import PodsConfig
 from plimsoll.guard.adapters.systemd import SystemdConfig
-from plimsoll.guard.config import (
-    ApiConfig,
-    GuardConfig,
-    Listen,
-    config_in,
-    files_of,
-    is_loopback,
-    listen_of,
-    read_guard_config,
-)
+from plimsoll.guard.config import ApiConfig, GuardConfig, Listen, config_in, files_of, is_loopback, listen_of, read_guard_config
 from plimsoll.guard.config_reader import KeyLines, read_token
 from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.policy import THRESHOLDS
 from plimsoll.guard.judge.tracker import Grade
-from tests.each import cases, each
+from tests.each import cases, each, sure
 from tests.options import guard_options
 
 TOKEN = "a-token-that-is-long-enough"
@@ -92,8 +83,8 @@ def test_the_whole_of_it_and_the_example_on_the_page(tmp_path: Path) -> None:
     assert (asked.config.api.token, asked.config.api.read_token) == (TOKEN, f"{TOKEN}-2")
 
 
-def test_a_gate_and_prometheus_are_where_it_is_said(tmp_path: Path) -> None:
-    """A socket, a key for test requests; the label is host and port unless a template says otherwise, for all or for one."""
+def test_a_gate_is_where_it_is_said_and_a_secret_that_everybody_can_read_is_said_once(tmp_path: Path) -> None:
+    """A socket, a key for test requests; of a file that cannot be read, and of a folder or other bytes, one line."""
     (engine,) = config_in("[[engine]]\nurl = 'http://x:1'\ngate = 'unix:/run/g.sock'", "p.toml").engines
     assert engine.gate_url == "unix:/run/g.sock"
     assert guard_options(["--engine", "http://x:1"], {}).config.engines[0].gate_url is None
@@ -101,9 +92,6 @@ def test_a_gate_and_prometheus_are_where_it_is_said(tmp_path: Path) -> None:
     found = config_in("[discover]\napi_key_file = 'key'\ncanary = true", str(tmp_path / "p.toml"))
     assert (found.discover.api_key, found.discover.canary_s) == ("k", 30.0)
 
-
-def test_a_secret_that_everybody_can_read_is_said_once_and_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """One line for each, however often it is named; a folder, nothing, other bytes, too much: one line, too."""
     for name, mode in (("open", 0o644), ("shut", 0o640)):
         (tmp_path / name).write_text(TOKEN, encoding="utf-8")
         (tmp_path / name).chmod(mode)
@@ -196,7 +184,7 @@ def engine(line: str, folder: Path = Path("/etc/p")) -> EngineConfig:
     return read(ENGINE + line, folder).engines[0]
 
 
-def test_nothing_need_be_set_and_what_is_only_observed() -> None:
+def test_nothing_need_be_set_and_every_key_of_act_reaches_the_policy() -> None:
     """An empty [act] is what guard does by itself; with a KV connector or several machines it keeps its hands off."""
     found = read("")
     assert (found.engines, found.notify.webhook, found.api, found.act, found.lock) == ((), None, ApiConfig(), None, None)
@@ -206,12 +194,8 @@ def test_nothing_need_be_set_and_what_is_only_observed() -> None:
     assert "KV connector" in engine("kv_connector = true").only_observed
     assert engine("kv_connector = false\nnodes = 1").only_observed == ""
 
-
-def test_every_key_of_act_reaches_the_policy() -> None:
-    """What is written there is what guard does by."""
     text = Path(__file__).with_name("act.toml").read_text(encoding="utf-8")
-    act = read(text).act
-    assert act is not None
+    act = sure(read(text).act)
     assert set(tomllib.loads(text)["act"]) == {key.name for key in KEYS if key.table == "act"}, "this test writes every key"
     policy = replace(act, journal=None, evidence=None)
     assert policy == ActPolicy(
@@ -268,8 +252,7 @@ def test_where_files_lie() -> None:
     assert [str(one) for one in system] == [
         f"/var/lib/plimsoll/{name}" for name in ("guard.journal", "evidence", "fleet.lock", "engine.log", "engine.state")
     ]
-    user = files_of(ActPolicy(evidence="/e"), own, {"XDG_STATE_HOME": "/s", "HOME": "/home/u"})
-    assert user is not None
+    user = sure(files_of(ActPolicy(evidence="/e"), own, {"XDG_STATE_HOME": "/s", "HOME": "/home/u"}))
     assert [str(one) for one in user] == [
         "/s/plimsoll/guard.journal", "/e", "/s/plimsoll/fleet.lock", "/etc/p/e.log", "/s/plimsoll/engine.state"
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from lab.catalogue.read_metrics import read_metrics
 from lab.catalogue.source_tree import SourceTree
 from plimsoll.vllm import versions
 from plimsoll.vllm.extension_points import NEEDS
-from tests.each import each
+from tests.each import each, sure
 from tests.vllm.vllm_like import files_that_meet_all, write_vllm
 
 # Files as vLLM has them, in short.
@@ -127,8 +127,7 @@ def test_every_pattern_compiles_and_every_own_line_was_seen_in_a_wheel(name: str
 @each(("name", "text", "groups"), yaml.safe_load(Path(__file__).with_name("log_lines.yaml").read_text(encoding="utf-8")))
 def test_known_lines_give_their_figures(name: str, text: str, groups: dict[str, str | None]) -> None:
     """Each pattern finds its line and takes the figures out of it."""
-    found = re.search(log_line(name).pattern, text)
-    assert found is not None
+    found = sure(re.search(log_line(name).pattern, text))
     assert {key: found.groupdict()[key] for key in groups} == groups
 
 

@@ -16,7 +16,7 @@ from lab.conformance.metrics import difference, families, numbers
 from lab.conformance.phases import end_of, tidied
 from lab.conformance.report import block
 from lab.conformance.shapes import folded, kind, shape
-from tests.each import each
+from tests.each import cases, each
 
 CAPTURE = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-conformance" / "real.json"
 GIVEN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("conformance.yaml").read_text(encoding="utf-8"))
@@ -36,14 +36,7 @@ def changed(*keys: Any, to: Any) -> dict[str, Any]:
 REAL = changed("status", to=200)
 
 
-@each(
-    ("place", "to"),
-    [
-        ("status", 500), ("whole", False), ("json/id", 7), ("json/object", "other"), ("json/usage/prompt_tokens", 5),
-        ("json/choices/0/finish_reason", "stop"), ("json/choices", []), ("json/choices/0/text", None),
-        ("headers/content-type", "text/plain"), ("headers/more", "1"), ("json/extra", None),
-    ],
-)  # fmt: skip
+@each(("place", "to"), cases("lab", "facts that differ"))
 def test_facts_are_compared(place: str, to: Any) -> None:
     """A status, a key too many, a kind, a name or a count that differs is found, at its place and nowhere else.
 
@@ -90,8 +83,8 @@ def event(index: int, text: str, reason: str | None = None, **more: Any) -> dict
     return {"id": f"{text}{index}", "choices": [{"index": index, "text": text, "finish_reason": reason}], **more}
 
 
-def test_streams_are_compared_choice_by_choice() -> None:
-    """How tokens are cut into chunks, and which choice comes first, is speed; the end of each choice is a fact."""
+def test_streams_are_compared_choice_by_choice_and_a_recording_is_kept_small() -> None:
+    """How tokens are cut into chunks is speed, the end of each choice a fact; a large free value becomes its kind."""
     end = {"choices": [], "usage": {"completion_tokens": 4}}
     one = [event(0, "a"), event(1, "b"), event(0, "c"), event(0, "", "length"), event(1, "", "length"), end, "[DONE]"]
     other = [event(1, "bb"), event(0, "ac"), event(1, "", "length"), event(0, "", "length"), end, "[DONE]"]
@@ -105,9 +98,6 @@ def test_streams_are_compared_choice_by_choice() -> None:
     going_on, last = event(0, "a"), event(0, "a", "length")
     assert streams([last]) == streams([going_on, going_on, last]) != streams([going_on]), "a late machine sends all at once"
 
-
-def test_a_recording_is_kept_small_and_names_no_machine() -> None:
-    """Streams are folded to one of a run, large free values become their kind, which compares as they would have."""
     kept = folded([event(0, str(n)) for n in range(1000)] + ["[DONE]"])
     assert [item["alike"] if isinstance(item, dict) else item for item in kept] == [1000, "[DONE]"]
     assert [kind(value) for value in (None, True, 1, 1.5, "a", [1, "a"], {"k": None}, [])] == [

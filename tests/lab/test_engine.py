@@ -26,12 +26,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_pins_are_whole_and_a_recipe_has_its_folder() -> None:
     """Another pin, Python or recipe is another folder, a comment is not; every line is one exact, public version."""
     keys = {
-        install.recipe_key(PINS, (3, 11), 1),
-        install.recipe_key(PINS.replace("2.13.0", "2.13.1"), (3, 11), 1),
-        install.recipe_key(PINS + "six==1.17.0\n", (3, 11), 1),
-        install.recipe_key(PINS, (3, 12), 1),
+        install.recipe_key(PINS, (3, 11), 1), install.recipe_key(PINS.replace("2.13.0", "2.13.1"), (3, 11), 1),
+        install.recipe_key(PINS + "six==1.17.0\n", (3, 11), 1), install.recipe_key(PINS, (3, 12), 1),
         install.recipe_key(PINS, (3, 11), 2),
-    }
+    }  # fmt: skip
     assert len(keys) == 5
     commented = "# why\n\ntorch==2.13.0   # a reason\nvllm-cpu==0.32.0\n"
     assert install.recipe_key(commented, (3, 11)) == install.recipe_key(PINS, (3, 11))
@@ -103,13 +101,9 @@ def test_only_what_lives_in_the_session_counts_and_one_that_is_gone_is_no_error(
     let_others_run(child.pid)
     stat = "{pid} (a (b) c) {state} 1 7 {session} 0 -1"
     cases = {
-        11: ("S", 7, b"VLLM::EngineCore\0\0"),
-        12: ("Z", 7, b"vllm\0"),
-        13: ("X", 7, b"vllm\0"),
-        14: ("D", 7, b""),
-        15: ("S", 8, b"vllm\0serve\0"),
-        16: ("R", 7, b"vllm\0serve\0"),
-    }
+        11: ("S", 7, b"VLLM::EngineCore\0\0"), 12: ("Z", 7, b"vllm\0"), 13: ("X", 7, b"vllm\0"), 14: ("D", 7, b""),
+        15: ("S", 8, b"vllm\0serve\0"), 16: ("R", 7, b"vllm\0serve\0"),
+    }  # fmt: skip
     for pid, (state, session, title) in cases.items():
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_text(stat.format(pid=pid, state=state, session=session))

@@ -12,8 +12,10 @@ from lab import haproxy
 from plimsoll.errors import WorldFailed
 
 
-def test_a_folder_that_is_too_deep_for_a_socket_gets_a_short_one(tmp_path: Path) -> None:
-    """The kernel takes 107 bytes of a path; what was made for it is removed with the balancer."""
+def test_a_folder_too_deep_for_a_socket_gets_a_short_one_and_the_cause_of_a_failed_start_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes 107 bytes of a path; HAProxy's first alert names the line that is wrong, its last only that one was."""
     deep = haproxy.DemoHAProxy(tmp_path / ("x" * 100), {})
     place = Path(deep.table("a").split('"')[1])
     assert len(str(place)) <= haproxy.LONGEST_SOCKET_PATH
@@ -21,9 +23,6 @@ def test_a_folder_that_is_too_deep_for_a_socket_gets_a_short_one(tmp_path: Path)
     asyncio.run(deep.stop())
     assert not place.parent.exists()
 
-
-def test_what_haproxy_says_is_the_cause_and_not_that_there_was_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first alert names the line that is wrong, its last only that something was."""
     program = tmp_path / "haproxy"
     program.write_text("#!/bin/sh\necho '[NOTICE] hello'\necho '[ALERT] the cause'\necho '[ALERT] Fatal errors'\nexit 1\n")
     program.chmod(0o755)

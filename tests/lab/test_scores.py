@@ -29,14 +29,8 @@ def run(way: str, served: int, number: int = 1, **more: Any) -> Row:
     round_keys = ("refused", "aborted", "still_s", "contained", "sites", "tokens_per_s", "tokens_as_undisturbed")
     round_part = part(served, **{key: more.pop(key) for key in round_keys if key in more})
     usual: Row = {
-        "ready": True,
-        "wrong": None,
-        "died": died,
-        "reach_s": 40.0,
-        "ready_s": 8.0,
-        "flags": [],
-        "before": part(12, 12),
-    }
+        "ready": True, "wrong": None, "died": died, "reach_s": 40.0, "ready_s": 8.0, "flags": [], "before": part(12, 12),
+    }  # fmt: skip
     return {"name": name, **keys, **usual, "round": round_part, "after": part(0 if died else 12, 12), **more}
 
 
@@ -58,9 +52,6 @@ def test_a_later_good_run_replaces_a_failed_one(tmp_path: Path, capsys: pytest.C
     assert f"-->\n\n{printed}\n\n<!-- end of survive -->" in page
 
 
-BEFORE = {"a": 10, "b": 20}
-
-
 def asked(sent: float, end: str = "whole", **other: Any) -> dict[str, Any]:
     return {"sent": sent, "over": sent + 1, "first": 0.1, "tokens": 5, "tries": 1, "refusals": 0, "end": end, **other}
 
@@ -69,15 +60,15 @@ def row(**other: Any) -> dict[str, Any]:
     looks = [[-1.0, [True, True], [10, 20]], [0.0, [True, True], [10, 20]], [2.0, [False, True], [10, 20]],
              [6.0, [False, True], [0, 20]], [9.0, [False, True], [11, 20]], [12.0, [True, True], [11, 20]]]  # fmt: skip
     made = {
-        "incident": "core", "way": "plimsoll", "round": 1, "before": BEFORE, "fault_at": 100.0, "back_at": 112.0, "persons": 0,
-        "breaks": 1, "may_lose": "running", "looks": looks, "told": "core", "victim": "a", "steps": [[101.0, "a", "start"]],
-        "asked": [asked(99), asked(99.5, "cut"), asked(105, tries=2, refusals=1, first=3.0)],
+        "incident": "core", "way": "plimsoll", "round": 1, "before": {"a": 10, "b": 20}, "fault_at": 100.0, "back_at": 112.0,
+        "persons": 0, "breaks": 1, "may_lose": "running", "looks": looks, "told": "core", "victim": "a",
+        "steps": [[101.0, "a", "start"]], "asked": [asked(99), asked(99.5, "cut"), asked(105, tries=2, refusals=1, first=3.0)],
     }  # fmt: skip
     return made | other
 
 
-def test_a_row_in_numbers_and_what_was_not_kept() -> None:
-    """Requests are counted by their end, times from the fault; what was promised and not kept is named."""
+def test_a_row_in_numbers_what_was_not_kept_and_how_rounds_add_up(tmp_path: Path) -> None:
+    """Requests are counted by their end, times from the fault; counts are sums, times the least and the greatest."""
     found = figures(row())
     assert (found.asked, found.whole, found.cut, found.lost, found.lost_later) == (3, 2, 1, 0, 0)
     assert (found.refusals, found.sent_again, found.slow) == (1, 1, 1)
@@ -98,9 +89,6 @@ def test_a_row_in_numbers_and_what_was_not_kept() -> None:
         "core round 1: 0 starts of 1 engines",
     ]
 
-
-def test_rounds_add_up_and_times_show_their_spread(tmp_path: Path) -> None:
-    """A packed run is read again; counts are sums, times the least and the greatest, and what never came is said."""
     (tmp_path / "rows").mkdir()
     for number, back in enumerate((112.0, 130.0, None)):
         (tmp_path / "rows" / f"{number}.json").write_text(json.dumps(row(round=number, back_at=back)), encoding="utf-8")

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,43 +113,36 @@ def answer() -> Answer:
     return Answer(ask, 200, "", {0: choice}, usage, is_done=True)
 
 
+def undisturbed(it: Answer) -> list[str]:
+    return differences(it, answer())
+
+
 @each(
-    ("change", "found"),
+    ("noticed", "change", "found"),
     [
-        (lambda it: it.choices[0].token_ids.pop(), "usage"),
-        (lambda it: it.choices[0].token_ids.insert(3, 2), "usage"),
-        (lambda it: it.choices[0].logprobs.pop(), "log-probabilities"),
-        (lambda it: setattr(it, "is_done", False), "broke off"),
-        (lambda it: setattr(it, "error", "boom"), "boom"),
-        (lambda it: setattr(it.choices[0], "finish_reason", "stop"), "ended with stop"),
-        (lambda it: it.choices.clear(), "0 choices"),
+        (mistakes, lambda it: it.choices[0].token_ids.pop(), "usage"),
+        (mistakes, lambda it: it.choices[0].token_ids.insert(3, 2), "usage"),
+        (mistakes, lambda it: it.choices[0].logprobs.pop(), "log-probabilities"),
+        (mistakes, lambda it: setattr(it, "is_done", False), "broke off"),
+        (mistakes, lambda it: setattr(it, "error", "boom"), "boom"),
+        (mistakes, lambda it: setattr(it.choices[0], "finish_reason", "stop"), "ended with stop"),
+        (mistakes, lambda it: it.choices.clear(), "0 choices"),
+        (undisturbed, lambda it: it.choices[0].token_ids.__setitem__(5, 999), "token 5"),
+        (undisturbed, lambda it: it.choices[0].token_ids.pop(), "token"),
+        (undisturbed, lambda it: it.choices[0].logprobs.__setitem__(2, -0.7), "other log-probabilities"),
+        (undisturbed, lambda it: setattr(it.choices[0], "text", "texttext"), "texttext"),
+        (undisturbed, lambda it: setattr(it.choices[0], "prompt_logprobs", [None, {"7": {"logprob": -1.0}}]), "of the prompt"),
+        (undisturbed, lambda it: it.usage.update(prompt_tokens=5), "usage"),
     ],
 )
-def test_an_answer_that_is_wrong_by_itself_is_noticed(change: Any, found: str) -> None:
-    """A lost or repeated token, a missing end, another end, an error, no usage for its tokens; a whole one has no mistakes."""
-    assert not mistakes(answer())
+def test_an_answer_that_is_wrong_by_itself_or_differs_from_the_undisturbed_one_is_noticed(
+    noticed: Callable[[Answer], list[str]], change: Any, found: str
+) -> None:
+    """A token, a text, a log-probability, an end, an error or usage that is not right; a whole one has no mistakes."""
+    assert not noticed(answer())
     wrong = answer()
     change(wrong)
-    assert any(found in one for one in mistakes(wrong))
-
-
-@each(
-    ("change", "found"),
-    [
-        (lambda it: it.choices[0].token_ids.__setitem__(5, 999), "token 5"),
-        (lambda it: it.choices[0].token_ids.pop(), "token"),
-        (lambda it: it.choices[0].logprobs.__setitem__(2, -0.7), "other log-probabilities"),
-        (lambda it: setattr(it.choices[0], "text", "texttext"), "texttext"),
-        (lambda it: setattr(it.choices[0], "prompt_logprobs", [None, {"7": {"logprob": -1.0}}]), "of the prompt"),
-        (lambda it: it.usage.update(prompt_tokens=5), "usage"),
-    ],
-)
-def test_an_answer_that_differs_from_the_undisturbed_one_is_noticed(change: Any, found: str) -> None:
-    """Another token, text, log-probability or usage; its like does not differ."""
-    assert not differences(answer(), answer())
-    other = answer()
-    change(other)
-    assert any(found in one for one in differences(other, answer()))
+    assert any(found in one for one in noticed(wrong))
 
 
 def test_the_worker_without_a_model_fails_where_it_should_and_what_the_server_says_is_read(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ async def _against(refusals: int, traffic: Traffic) -> list[Outcome]:
         return await send(server.sockets[0].getsockname()[1], "m", traffic)
 
 
-def test_a_client_that_is_told_to_wait_asks_again() -> None:
-    """Its wait counts from the first time it asked; without patience it is not served; any other failure is final."""
+def test_a_client_that_is_told_to_wait_asks_again_and_what_is_counted(tmp_path: Path) -> None:
+    """Its wait counts from its first try; rates are from first arrival to last token, good is within both promises."""
     for wrong, wait_s in (
         (None, None), ("HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\n", 7.0), ("the stream broke off", None),
         ("HTTP/1.1 503 Service Unavailable\r\n", None), ("HTTP/1.1 500 Internal Server Error\r\nretry-after: 7\r\n", None),
@@ -77,9 +77,6 @@ def test_a_client_that_is_told_to_wait_asks_again() -> None:
     assert (found["served"], found["failed"], found["told_to_wait"]) == (1, 2, 2)
     assert found["first_failures"][0].startswith("HTTP/1.1 503")
 
-
-def test_what_is_counted(tmp_path: Path) -> None:
-    """Rates are over the time from first arrival to last token, good is within both promises, recordings are read back."""
     rows = [
         Outcome(100.0, 101.0, 103.0, 10, 5, 0, None),
         Outcome(100.5, 104.0, 105.0, 10, 5, 3, None),

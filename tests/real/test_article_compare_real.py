@@ -16,11 +16,11 @@ from tests.real.small_farm import busy, need, ran
 ROOT = Path(__file__).resolve().parents[2]
 SCALE = 10.0
 
-Record = Callable[[str, object], None]
-
 
 @pytest.mark.timeout(240)
-async def test_a_full_cache_is_restarted_by_the_sidecar_and_left_alone_by_guard(record_property: Record) -> None:
+async def test_a_full_cache_is_restarted_by_the_sidecar_and_left_alone_by_guard(
+    record_property: Callable[[str, object], None],
+) -> None:
     """The sidecar cuts requests off that were being served; guard does nothing, and nobody is lost or told to wait.
 
     Processes do not start faster in a scene that is played faster: on a busy machine it is given more time.

@@ -53,8 +53,8 @@ def test_hostile_names_labels_and_journal_entries_are_only_text(browser: Any, od
         one.until(lambda: len(one.texts(".fleet tbody tr")) == 4)
         one.until(lambda: any("<img src=x" in text for text in one.texts(".c-model")))
         assert any("[U+202E]" in text for text in one.texts(".c-model"))
-        models = one.page.locator(".c-model").all_text_contents()
-        assert any(text.startswith("long long") and text.endswith("…") for text in models)
+        models = one.page.locator(".c-model")
+        one.until(lambda: any(text.startswith("long long") and text.endswith("…") for text in models.all_text_contents()))
         is_itself(one)
         names = one.page.locator(".fleet tbody th a")
         for number in range(4):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from tests.fakes import eventually
 from tests.real.page_browser import Tab, tab
 from tests.real.small_farm import ran
 
-Record = Callable[[str, object], None]
 BUTTONS = ("Pause", "Drain", "Compact", "Restart")
 
 
@@ -58,7 +57,7 @@ def test_both_views_show_what_guard_knows(browser: Any, acting: World) -> None:
         one.is_clean()
 
 
-def test_a_change_is_on_the_page_within_two_seconds(browser: Any, acting: World, record_property: Record) -> None:
+def test_a_change_is_on_the_page_within_two_seconds(browser: Any, acting: World, record_property: Any) -> None:
     """From the moment the engine's own page shows it: five times that requests come, and five times that they have gone."""
     took = []
     with tab(browser, acting.url) as one:

@@ -134,19 +134,14 @@ async def test_the_log_says_what_the_door_does_and_the_state_shows_it(site: Site
 async def test_what_never_fits_gets_vllms_own_400_on_every_route_and_what_fits_is_served(site: Site) -> None:
     """By the prompt's tokens as vLLM counts them, its copies, and the log-probabilities; plain requests of any size pass."""
     too_large: list[dict[str, Any]] = [
-        {"prompt": prompt(101), "prompt_logprobs": 1},
-        {"prompt": prompt(51), "prompt_logprobs": 1, "n": 2},
-        {"prompt": prompt(5), "logprobs": 11},
-        {"prompt": [prompt(3), prompt(101), prompt(3)], "prompt_logprobs": 0},
-    ]
+        {"prompt": prompt(101), "prompt_logprobs": 1}, {"prompt": prompt(51), "prompt_logprobs": 1, "n": 2},
+        {"prompt": prompt(5), "logprobs": 11}, {"prompt": [prompt(3), prompt(101), prompt(3)], "prompt_logprobs": 0},
+    ]  # fmt: skip
     covered: list[dict[str, Any]] = [
-        {"prompt": prompt(100), "prompt_logprobs": 1},
-        {"prompt": prompt(50), "prompt_logprobs": 1, "n": 2},
-        {"prompt": prompt(1000)},
-        {"prompt": prompt(1000), "n": 4},
-        {"prompt": prompt(5), "logprobs": 10},
+        {"prompt": prompt(100), "prompt_logprobs": 1}, {"prompt": prompt(50), "prompt_logprobs": 1, "n": 2},
+        {"prompt": prompt(1000)}, {"prompt": prompt(1000), "n": 4}, {"prompt": prompt(5), "logprobs": 10},
         {"prompt": [prompt(30), prompt(30), prompt(30)], "prompt_logprobs": 0},
-    ]
+    ]  # fmt: skip
     for more in too_large:
         for stream in (False, True):
             if stream and "prompt_logprobs" in more:

@@ -23,6 +23,7 @@ from plimsoll.redaction import redact
 from plimsoll.vllm.metrics import FIGURES, metrics_of, on_page, resolve
 from plimsoll.vllm.metrics_page import fetch_health, fetch_pages
 from plimsoll.vllm.versions import engine_named
+from tests.each import sure
 from tests.fakes import eventually
 from tests.real.conftest import need_vllm
 
@@ -97,8 +98,7 @@ async def test_guards_look_at_a_living_engine(engine: EngineServer) -> None:
     assert (last.vllm or "").startswith(RELEASE)
     wanted = "running waiting kv_cache_usage steps success prompt_tokens host_resident asleep".split()
     assert set(wanted) <= set(last.figures)
-    assert last.started_unix_s is not None
-    assert time.time() - 900 < last.started_unix_s < time.time()
+    assert time.time() - 900 < sure(last.started_unix_s) < time.time()
     assert last.canary is not None
     assert (last.canary.is_answered, last.canary.is_garbage, last.canary.why) == (True, False, "")
     assert 0 < (last.canary.seconds or 0) < PLAN.deadline_s
@@ -124,8 +124,7 @@ async def test_guards_look_at_a_stuck_and_at_a_paused_engine(engine: EngineServe
     finally:
         os.kill(core, signal.SIGCONT)
     assert (last.reach, last.health) == (Reach.ANSWERS, 200)
-    assert last.canary is not None
-    assert last.canary.is_answered is False
+    assert sure(last.canary).is_answered is False
     assert engine.post("/pause").status == 200
     try:
         found = await looked(engine, 2, 0.5)
@@ -140,8 +139,7 @@ def test_nothing_outlives_a_killed_test_run() -> None:
     starter = "import time; from lab.engine.server import EngineServer; server = EngineServer(); server.start()"
     starter += "; print(server.pid, server.log_path, flush=True); time.sleep(60)"
     runner = subprocess.Popen([sys.executable, "-c", starter], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert runner.stdout is not None
-    server_pid, log_path = runner.stdout.readline().split()
+    server_pid, log_path = sure(runner.stdout).readline().split()
     assert Path(f"/proc/{server_pid}").exists()
     runner.send_signal(signal.SIGKILL)
     runner.communicate()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from plimsoll.guard.act.journal_entry import CLOSED
 from plimsoll.guard.daemon.journal import Journal
 from plimsoll.inside.settings import InsideSettings
 from tests.cli.test_guard import config, holds, url
-from tests.fakes import eventually
+from tests.fakes import asked, eventually
 from tests.guard.daemon.guards import TOKEN, guarding
 from tests.net.page_server import receiving
 from tests.options import guard_options
@@ -108,13 +108,11 @@ def test_tokens_are_rotated_without_a_restart(tmp_path: Path) -> None:
         (tmp_path / "plimsoll.toml").write_text(text + f"url = '{url(server)}'\n", encoding="utf-8")
 
         def answers(token: str) -> int:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-            connection.request("GET", "/engines/one", headers={"authorization": f"Bearer {token}"})
-            answer = connection.getresponse()
-            told.append(answer.read().decode())
+            answer = asked(port, "GET", "/engines/one", authorization=f"Bearer {token}")
+            told.append(answer.json())
             return answer.status
 
-        told: list[str] = []
+        told: list[dict[str, Any]] = []
         with guarding(tmp_path, "--config", str(tmp_path / "plimsoll.toml")) as guard:
             guard.hears("one: answers")
             assert answers(first + "-of-the-api") == 200
@@ -122,9 +120,9 @@ def test_tokens_are_rotated_without_a_restart(tmp_path: Path) -> None:
             assert (answers(first + "-of-the-api"), answers(second + "-of-the-api")) == (401, 200)
             gate.write_text(second, encoding="ascii")
             assert server.ask("GET", "/plimsoll/state", authorization=f"Bearer {first}").status == 401
-            looks = json.loads(told[-1])["engine"]["looks"]
-            eventually(lambda: answers(second + "-of-the-api") == 200 and json.loads(told[-1])["engine"]["looks"] > looks + 2)
-            engine = json.loads(told[-1])["engine"]
+            looks = told[-1]["engine"]["looks"]
+            eventually(lambda: answers(second + "-of-the-api") == 200 and told[-1]["engine"]["looks"] > looks + 2)
+            engine = told[-1]["engine"]
             api.write_text("short", encoding="ascii")
             assert answers(second + "-of-the-api") == 200, "a file that holds no token changes nothing"
             assert guard.stop() == 0

@@ -122,8 +122,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         yield Recorded(server, at / "record", told, len(gone))
 
 
-def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told(recorded: Recorded) -> None:
-    """One for each choice, also for those that were given up; token counts are those of the usage, and times are in order."""
+def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told_which_simulate_replays(
+    recorded: Recorded,
+) -> None:
+    """Also for those that were given up; hashes of shared beginnings, and no prompt, token or id; every line is replayed."""
     lines = recorded.lines()
     whole = [line for line in lines if line["finish_reason"] != "abort"]
     assert Counter((line["prompt_tokens"], line["output_tokens"]) for line in whole) == Counter(recorded.told)
@@ -138,9 +140,6 @@ def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told(r
         assert time.time() - 600 < stamps[0] <= stamps[-1] <= time.time() + 1
         assert len(stamps) == 4 or line["finish_reason"] == "abort"
 
-
-def test_lines_share_the_hashes_of_shared_beginnings_and_the_simulator_takes_them_as_they_are(recorded: Recorded) -> None:
-    """Of all full blocks, and no others; no prompt, token or id stands there, and `simulate` replays every line."""
     lines = recorded.lines()
     long = [line for line in lines if line["prompt_tokens"] > 200]
     assert len(long) == 9

@@ -18,7 +18,7 @@ from kubernetes_validate.utils import all_versions
 from lab.run_page import run_page
 from plimsoll.cli.main import main
 from tests.assets.plans import MODELS, plan_of
-from tests.each import each
+from tests.each import each, sure
 from tests.real.small_farm import need, ran
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
@@ -38,8 +38,7 @@ def kustomize(folder: Path) -> str:
 
 def reads_components() -> bool:
     """Whether this kubectl is newer than Debian 12's."""
-    found = re.search(r"v(\d+)\.(\d+)\.", ran(need("kubectl", "kubernetes-client"), "version", "--client").stdout)
-    assert found is not None
+    found = sure(re.search(r"v(\d+)\.(\d+)\.", ran(need("kubectl", "kubernetes-client"), "version", "--client").stdout))
     return (int(found[1]), int(found[2])) >= COMPONENTS_SINCE
 
 

@@ -20,7 +20,7 @@ from lab.page_world import answers
 from plimsoll.assets.inside_wheel import make_wheel
 from plimsoll.assets.launch import launch_files
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
-from tests.each import each
+from tests.each import each, sure
 from tests.fakes import eventually
 from tests.net.page_server import serving
 from tests.real.small_farm import need, ran
@@ -135,8 +135,7 @@ def test_the_script_starts_it_and_the_unit_takes_it_out_before_the_stop(tmp_path
     try:
         eventually(lambda: process.poll() is not None or answers(ready), 60)
         assert process.poll() is None
-        command = re.search(r"ExecStop=-(.*)", files["systemd/vllm.service"])
-        assert command is not None
+        command = sure(re.search(r"ExecStop=-(.*)", files["systemd/vllm.service"]))
         # -S: what is installed beside this Python is not seen, so that the wheel alone must do.
         said = command[1].replace(made.wheel, wheel.name).replace("leave 30", "leave 2")
         left = ran(*shlex.split(said.replace("python3", f"{sys.executable} -S")), env=environ, timeout=30)

@@ -138,14 +138,9 @@ def _died(engine: EngineServer, watched: Watching, guard: Guard) -> None:
     codes = [found["code"] for found in said["findings"]]
     of_the_storm = {"kv.preemption-storm", "kv.saturated"} & set(codes)  # the log may show it, too
     assert (code, said["memory_failure"], codes[0]) == (1, True if of_the_storm else None, "engine.dead")
-    assert any("dmesg" in ask for ask in said["collect_next"])
+    assert of_the_storm or any("dmesg" in ask for ask in said["collect_next"])
     said = doctor(str(engine.log_path), "--exit-code", str(engine.wait_exit()))[1]
     assert said["memory_failure"] is (True if of_the_storm else None)
-
-
-def _conditional(name: str) -> bool:
-    """Whether the documentation says when it is there, and this run did not bring that about."""
-    return any(name.startswith(start) for start in CONDITIONAL)
 
 
 def _metrics_are_there(watched: Watching, settings: AssetSettings) -> None:
@@ -159,7 +154,7 @@ def _metrics_are_there(watched: Watching, settings: AssetSettings) -> None:
             asked_for |= {metric for expr in expressions(json.loads(text)) for metric in metrics_of(expr)}
     missing = asked_for - watched.names()
     made_of_them = {name for name in missing if name in ("plimsoll:held:bytes", "plimsoll:device_room:bytes")}
-    assert {name for name in missing - made_of_them if not _conditional(name)} == set()
+    assert {name for name in missing - made_of_them if not name.startswith(tuple(CONDITIONAL))} == set()
     assert not {name for name in missing if name.startswith("vllm:")}
     seen = {name for name in missing - made_of_them if not name.startswith(CPU_ONLY)}
     assert seen <= {"plimsoll_refused_total", "plimsoll_guard_trouble", "plimsoll_guard_actions_total"}

@@ -93,7 +93,10 @@ def mutants(group: RuleGroup, alert: Alert) -> Iterator[Mutant]:
             turned = expr[: found.start()] + _FLIPPED[found[0]] + expr[found.end() :]
             yield Mutant(f"{name}: {found[0]} at {found.start()} turned round", _with(group, alert, {**exprs, name: turned}))
     for matcher in sorted({found[0] for expr in exprs.values() for found in _MATCHER.finditer(expr)}):
-        dropped = {name: _without(expr, matcher) for name, expr in exprs.items()}
+        dropped = {
+            name: expr.replace(f", {matcher}", "").replace(f"{matcher}, ", "").replace(matcher, "")
+            for name, expr in exprs.items()
+        }  # fmt: skip
         yield Mutant(f"{matcher} dropped", _with(group, alert, dropped))
     for seconds in {2 * alert.for_s or 600, 0} - {alert.for_s}:
         yield Mutant(f"for {seconds} s", alone(group, replace(alert, for_s=seconds)))
@@ -102,10 +105,6 @@ def mutants(group: RuleGroup, alert: Alert) -> Iterator[Mutant]:
 def _with(group: RuleGroup, alert: Alert, exprs: Mapping[str, str]) -> RuleGroup:
     records = tuple(replace(record, expr=exprs.get(record.name, record.expr)) for record in group.records)
     return replace(group, records=records, alerts=(replace(alert, expr=exprs[""]),))
-
-
-def _without(expr: str, matcher: str) -> str:
-    return expr.replace(f", {matcher}", "").replace(f"{matcher}, ", "").replace(matcher, "")
 
 
 def is_noticed(promtool: str, folder: Path, settings: AssetSettings, changed: RuleGroup, original: RuleGroup) -> bool:

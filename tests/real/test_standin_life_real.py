@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import signal
 import socket
@@ -19,10 +18,9 @@ import pytest
 
 from lab.engine.server import free_port
 from plimsoll.standin.serve.server import Port, StartFailed
-from tests.fakes import TOKEN, eventually
+from tests.fakes import TOKEN, asked, eventually
 
 SLOW_STEPS = ("--base-ns", "50000000")  # 50 ms each
-BEARER = {"authorization": f"Bearer {TOKEN}"}
 LONG = {"prompt": "go on", "max_tokens": 60, "ignore_eos": True}
 
 
@@ -40,12 +38,7 @@ class Process:
 
     def post(self, path: str, body: object, port: int = 0) -> int:
         """One request, with the token; its status."""
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=20)
-        try:
-            connection.request("POST", path, json.dumps(body).encode(), {"content-type": "application/json", **BEARER})
-            return connection.getresponse().status
-        finally:
-            connection.close()
+        return asked(port or self.port, "POST", path, body, authorization=f"Bearer {TOKEN}").status
 
     def is_refused(self, port: int = 0) -> bool:
         try:

@@ -47,11 +47,6 @@ def cluster() -> Iterator[str]:
             head.communicate(timeout=30)
 
 
-def at_work() -> list[int]:
-    """Processes below this one that are doing one of our runs."""
-    return [pid for pid, _, title in children(os.getpid()) if title.startswith("ray::do")]
-
-
 def test_a_sweep_on_ray_says_what_the_local_one_says(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole answer is the same, letter by letter."""
     words = ["sweep", BUSY, "max_num_seqs=4..64", "block_size=8,16", "--num-blocks", "600", "--slo", "ttft=2s", "--json"]
@@ -69,7 +64,7 @@ def test_a_killed_worker_costs_time_and_no_result(cluster: str) -> None:
     on_ray = ray_runner(cluster)(traffic, jobs)
     results = dict([next(on_ray)])
     deadline = time.monotonic() + 20
-    while not (victims := at_work()):
+    while not (victims := [pid for pid, _, title in children(os.getpid()) if title.startswith("ray::do")]):
         assert time.monotonic() < deadline, "no worker was at work"
         time.sleep(0.01)
     for victim in victims:

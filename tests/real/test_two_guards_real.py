@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lab.guard.contenders import Contender, judge, pause
-from lab.guard.epoch_gate import EpochGate, open_gate
+from lab.guard.epoch_gate import open_gate
 from lab.guard.etcd import Etcd
 from lab.guard.fronts import Trap
 from lab.guard.two_guards import ENGINES, Places, rounds, scene
@@ -104,51 +104,41 @@ async def test_a_take_out_that_comes_late_is_taken_back(places: Places) -> None:
         assert (await here.gate_state("a"))["phase"] == "serving"
 
 
-TTL_S = 1
-
-
-@pytest.fixture
-def gate() -> Iterator[EpochGate]:
-    """What the epochs are for."""
-    with open_gate() as one:
-        yield one
-
-
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("rounds", "disturbances", "least_lost"),
     [(0, 12, 3), pytest.param(1_000, 100, 20, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
 )
-def test_stopped_and_killed_holders(etcd: Etcd, gate: EpochGate, rounds: int, disturbances: int, least_lost: int) -> None:
+def test_stopped_and_killed_holders(etcd: Etcd, rounds: int, disturbances: int, least_lost: int) -> None:
     """Rounds of SIGSTOP past the lease and of SIGKILL: epochs only grow, the waker's renewal says no, the gate refuses him."""
     lock = f"etcd:{etcd.url}"
     names = (f"guard-{number}" for number in itertools.count())
-    running = [Contender(lock, gate.url, next(names), ttl_s=TTL_S) for _ in range(2)]
-    gone: list[Contender] = []
-    lost = number = 0
-    try:
-        while number < disturbances or sum(one.count("got") for one in (*running, *gone)) < rounds:
-            number += 1
-            victim, other = running if number % 2 else running[::-1]
-            victim.wait_for("got", 1 + (number % 5 if rounds else 0))
-            if number % 3 == 2:
-                victim.kill()
-                gone.append(victim)
+    with open_gate() as gate:
+        running = [Contender(lock, gate.url, next(names), ttl_s=1) for _ in range(2)]
+        gone: list[Contender] = []
+        lost = number = 0
+        try:
+            while number < disturbances or sum(one.count("got") for one in (*running, *gone)) < rounds:
+                number += 1
+                victim, other = running if number % 2 else running[::-1]
+                victim.wait_for("got", 1 + (number % 5 if rounds else 0))
+                if number % 3 == 2:
+                    victim.kill()
+                    gone.append(victim)
+                    other.wait_for("got", 2)
+                    running = [other, Contender(lock, gate.url, next(names), ttl_s=1)]
+                    continue
+                victim.stop()
+                held, before = victim.holds, victim.count("lost")
                 other.wait_for("got", 2)
-                running = [other, Contender(lock, gate.url, next(names), ttl_s=TTL_S)]
-                continue
-            victim.stop()
-            held, before = victim.holds, victim.count("lost")
-            other.wait_for("got", 2)
-            victim.wake()
-            if held:
-                victim.wait_for("lost", 1 - (victim.count("lost") - before))
-                lost += 1
-        for contender in running:
-            contender.wait_for("released", 2)
-    finally:
-        for contender in running:
-            contender.kill()
+                victim.wake()
+                if held:
+                    victim.wait_for("lost", 1 - (victim.count("lost") - before))
+                    lost += 1
+            for contender in running:
+                contender.wait_for("released", 2)
+        finally:
+            for contender in running:
+                contender.kill()
     epochs = judge([*gone, *running], gate.deeds)
     refused = sum(not deed.was_taken for deed in gate.deeds)
     print(f"{len(epochs)} holders, {number} of them disturbed, {lost} woke late, {refused} deeds refused at the gate")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import http.client
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from plimsoll.standin.config import ServerFlags
 from plimsoll.standin.engine import StandinEngine
 from plimsoll.standin.serve.server import Port, assemble
 from plimsoll.standin.serve.service import ClientView, Driver, Service
-from tests.fakes import TOKEN, Got
+from tests.fakes import TOKEN, Got, asked
 from tests.standin.engines import ask, engine, served
 
 FAST = StepTime(1_000_000, 0, 0, 0)  # 1 ms a step
@@ -32,16 +30,7 @@ class Server(NamedTuple):
     loop: asyncio.AbstractEventLoop
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Got:
-        """One request; the body is JSON unless it is bytes."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        sent = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-        try:
-            connection.request(method, path, data, sent)
-            answer = connection.getresponse()
-            return Got(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
-        finally:
-            connection.close()
+        return asked(self.port, method, path, body, **headers)
 
     def do(self, action: Any) -> Any:
         async def act() -> Any:

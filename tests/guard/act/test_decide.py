@@ -10,34 +10,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.guard.act import decide as deciding
 from plimsoll.guard.act.capacity import EngineLoad, load_of, without
-from plimsoll.guard.act.decide import (
-    ASKED,
-    BROKEN_KINDS,
-    ActionPlan,
-    BlockedAction,
-    Decision,
-    EngineStatus,
-    FailedRestarts,
-    FleetView,
-    Restart,
-    Switches,
-    consider,
-    decide,
-    enough_cache,
-    is_ready,
-    kv_tokens,
-    spent,
-    troubles,
-    was_restarted,
-)
+from plimsoll.guard.act.decide import ActionPlan, BlockedAction, EngineStatus, FleetView, Restart, Switches, decide, spent
 from plimsoll.guard.act.policy import DAY_S, HOUR_S, ActPolicy, Hours
 from plimsoll.guard.act.steps import BROKEN, SERVING
 from plimsoll.guard.judge.look import GateState, Look, Reach
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.unknown import Condition, Status, Unknown
-from tests.each import each
+from tests.each import cases, each
 
 NOW = 1_700_000_000.0
 POLICY = ActPolicy()
@@ -74,8 +56,12 @@ ONCE: list[tuple[str, FleetView, ActPolicy]] = [
     ("NoRestarter", view(engine(conditions=DEAD, has_restarter=False)), POLICY),
     ("SickCard", view(engine(conditions=DEAD | held("card"))), POLICY),
     ("CrashLoop", view(engine(conditions=DEAD | held("loop"))), POLICY),
-    ("CrashLoop", view(engine(conditions=DEAD, last_end=FailedRestarts("dead", "failed", frozenset({"broken"})))), POLICY),
-    ("CrashLoop", view(engine(conditions=DEAD, last_end=FailedRestarts("wedged", "held"))), POLICY),
+    (
+        "CrashLoop",
+        view(engine(conditions=DEAD, last_end=deciding.FailedRestarts("dead", "failed", frozenset({"broken"})))),
+        POLICY,
+    ),
+    ("CrashLoop", view(engine(conditions=DEAD, last_end=deciding.FailedRestarts("wedged", "held"))), POLICY),
     ("BudgetSpent", view(engine(conditions=DEAD), restarts=[Restart(NOW - 900, "a", is_own=False)] * 2), POLICY),
     ("Hours", view(engine(conditions=DEAD), minute=600), replace(POLICY, hours=(Hours(1320, 360),))),
     ("Rollout", FleetView([engine(conditions=DEAD), engine("z", changed_s=60.0)], now=NOW), POLICY),
@@ -95,12 +81,12 @@ def test_every_reason_refuses_with_a_word_and_a_sentence(reason: str, fleet: Fle
     assert str(found).startswith("a: no ")
 
 
-def planned(decision: Decision) -> ActionPlan:
+def planned(decision: deciding.Decision) -> ActionPlan:
     assert isinstance(decision, ActionPlan), str(decision)
     return decision
 
 
-def blocked(decision: Decision) -> BlockedAction:
+def blocked(decision: deciding.Decision) -> BlockedAction:
     assert isinstance(decision, BlockedAction), str(decision)
     return decision
 
@@ -112,7 +98,7 @@ def test_every_condition_leads_to_its_rung(kind: str) -> None:
     assert (found.grade, found.kind, found.why) == (GRADES[kind], kind, f"it is {kind}")
     assert len(found.lines()) == len(found.steps)
     if found.grade is Grade.RESTART:
-        assert found.steps == (BROKEN if kind in BROKEN_KINDS else SERVING)
+        assert found.steps == (BROKEN if kind in deciding.BROKEN_KINDS else SERVING)
 
 
 def test_the_most_harmed_comes_first_one_at_a_time_but_for_those_that_serve_nobody() -> None:
@@ -131,7 +117,7 @@ def test_a_second_one_of_a_group_that_ends_the_same_way_is_not_started() -> None
     """One request may end both; with another failure, of another group, or with other requests it is started."""
     failure, requests = "illegal memory access", "prompt 8000, max_tokens 1; prompt 12"
 
-    def decisions(*others: EngineStatus) -> list[Decision]:
+    def decisions(*others: EngineStatus) -> list[deciding.Decision]:
         first = engine("a", DEAD, failure=others[0].failure or failure, requests=requests)
         return decide(FleetView([first, *others], now=NOW), POLICY)
 
@@ -155,12 +141,14 @@ def test_nothing_is_done_about_what_is_about_to_be_over(kind: str) -> None:
     """The last look did not show it: no compaction after the one that helped, no stop of an engine that answers again."""
     ending = {name: replace(one, is_ending=True) for name, one in held(kind).items()}
     assert decide(view(engine(conditions=ending)), POLICY) == []
-    asked = consider(view(engine(conditions=ending)), POLICY, engine(conditions=ending), Grade.RESTART, ASKED, "asked")
+    asked = deciding.consider(
+        view(engine(conditions=ending)), POLICY, engine(conditions=ending), Grade.RESTART, deciding.ASKED, "asked"
+    )
     assert planned(asked).steps == SERVING, "it serves: it is drained first"
 
 
-def test_the_hours_go_past_midnight_and_the_last_one_is_restarted_only_where_that_is_configured() -> None:
-    """From ten in the evening to six in the morning, the first minute in and the last one out; a dead one is nobody's last."""
+def test_the_hours_the_last_one_and_a_person_who_asks_meets_the_same_rules() -> None:
+    """From ten in the evening to six; the last one only where configured; a person needs no condition."""
     hours = replace(POLICY, hours=(Hours(22 * 60, 6 * 60), Hours(12 * 60, 13 * 60)))
     allowed = {22 * 60, 23 * 60 + 59, 0, 5 * 60 + 59, 12 * 60}
     refused = {22 * 60 - 1, 6 * 60, 13 * 60, 10 * 60}
@@ -175,36 +163,30 @@ def test_the_hours_go_past_midnight_and_the_last_one_is_restarted_only_where_tha
     planned(decide(alone, replace(POLICY, may_be_last=True))[0])
     planned(decide(FleetView([engine(conditions=DEAD)], now=NOW), POLICY)[0])
 
-
-def test_a_person_who_asks_meets_the_same_rules() -> None:
-    """The budget, the hours, the load of the others; but a condition is not needed."""
-
     def asked(one: EngineStatus, **more: Any) -> ActionPlan | BlockedAction:
-        return consider(view(one, **more), POLICY, one, Grade.RESTART, ASKED, "an operator asked for it")
+        return deciding.consider(view(one, **more), POLICY, one, Grade.RESTART, deciding.ASKED, "an operator asked for it")
 
     assert planned(asked(engine())).steps == SERVING
     assert planned(asked(engine(conditions=DEAD))).steps == BROKEN, "one that is dead cannot be drained"
-    for refused in (
+    for found in (
         asked(engine(age_s=1e9)), asked(engine(kv=0.9)), asked(engine(), switches=Switches(is_paused=True)),
-        asked(engine(), restarts=[Restart(NOW, "a")]), asked(engine(last_end=FailedRestarts("dead", "held"))),
+        asked(engine(), restarts=[Restart(NOW, "a")]), asked(engine(last_end=deciding.FailedRestarts("dead", "held"))),
     ):  # fmt: skip
-        blocked(refused)
+        blocked(found)
     looping = engine(conditions=DEAD | held("loop"))
     planned(asked(looping))  # a loop stops guard, not a person who has mended it; one that guard holds must be resumed first
-    assert blocked(asked(looping._replace(last_end=FailedRestarts("dead", "held")))).reason == "CrashLoop"
+    assert blocked(asked(looping._replace(last_end=deciding.FailedRestarts("dead", "held")))).reason == "CrashLoop"
 
 
-STATUSES = st.sampled_from(list(Status))
-FIGURES = st.one_of(st.none(), st.floats(0, 1.2))
-CONDITIONS = st.dictionaries(st.sampled_from([*GRADES, "card", "loop", "creep"]), STATUSES, max_size=4).map(
-    lambda found: {kind: Condition(kind, status, "Seen", "so it is", 0.0) for kind, status in found.items()}
-)
+CONDITIONS = st.dictionaries(
+    st.sampled_from([*GRADES, "card", "loop", "creep"]), st.sampled_from(list(Status)), max_size=4
+).map(lambda found: {kind: Condition(kind, status, "Seen", "so it is", 0.0) for kind, status in found.items()})
 ENGINES = st.builds(
     lambda name, conditions, kv, running, age_s, away, well, group, model: EngineStatus(
         name, conditions, EngineLoad(name, kv, running, 0.0, is_well=well, model=model), age_s, is_away=away, group=group
     ),
-    st.sampled_from("abcd"), CONDITIONS, FIGURES, st.one_of(st.none(), st.floats(0, 50)), st.floats(0, 100), st.booleans(),
-    st.booleans(), st.sampled_from(["", "g"]), st.sampled_from(["m", "n", None]),
+    st.sampled_from("abcd"), CONDITIONS, st.none() | st.floats(0, 1.2), st.none() | st.floats(0, 50), st.floats(0, 100),
+    st.booleans(), st.booleans(), st.sampled_from(["", "g"]), st.sampled_from(["m", "n", None]),
 )  # fmt: skip
 NAMES, RUNGS = (st.frozensets(st.sampled_from(values), max_size=1) for values in (list("abcd"), list(Grade)))
 SWITCHES = st.builds(Switches, st.booleans(), NAMES, RUNGS)
@@ -238,8 +220,8 @@ def ago(*seconds: float, engine: str = "a", is_own: bool = True) -> list[Restart
     return [Restart(NOW - one, engine, is_own) for one in seconds]
 
 
-def test_a_budget_counts_the_restarts_of_a_day_whoever_made_them_and_ends_by_itself() -> None:
-    """Of engine and fleet, in an hour and a day: one more when the oldest is that old; a budget of nought refuses."""
+def test_budgets_count_the_restarts_of_a_day_and_the_pause_after_one_doubles() -> None:
+    """Of engine and fleet, whoever made them, each until it is that old; a clock that jumps gives no new budget."""
     assert not spent([], "a", POLICY, NOW)
     assert spent(ago(100, 3_000, is_own=False), "a", POLICY, NOW)
     assert not spent(ago(*(DAY_S + one for one in range(50))), "a", POLICY, NOW)
@@ -254,9 +236,6 @@ def test_a_budget_counts_the_restarts_of_a_day_whoever_made_them_and_ends_by_its
         assert words in spent(restarts, "a", POLICY, NOW + left_s - 1)
         assert words not in spent(restarts, "a", POLICY, NOW + left_s + 1)
 
-
-def test_the_pause_after_a_restart_doubles_up_to_its_bound_and_a_clock_that_jumps_gives_no_new_budget() -> None:
-    """Never more than the longest; what is dated later than now counts as of now, and back again it is known again."""
     for count in range(1, 12):
         pause_s = min(WIDE.longest_backoff_s, WIDE.backoff_s * 2 ** (count - 1))
         others = [80_000.0 - one for one in range(count - 1)]
@@ -302,33 +281,24 @@ ANSWERS = Look(0.0, 0.0, Reach.ANSWERS, health=200)
 )
 def test_ready_is_what_answers_and_would_be_sent_work(look: Look | None, wanted: bool) -> None:
     """By its page, its health and its gate; a drain of guard's own is no want of readiness."""
-    assert is_ready(look) is wanted
+    assert deciding.is_ready(look) is wanted
 
 
-@each(
-    ("config", "wanted"),
-    [
-        ({}, None),
-        ({"kv_cache_size_tokens": "32000"}, 32_000.0),
-        ({"num_gpu_blocks": "1000", "block_size": "16"}, 16_000.0),
-        ({"kv_cache_size_tokens": "none", "num_gpu_blocks": "10", "block_size": "16"}, 160.0),
-        *(({"num_gpu_blocks": odd, "block_size": "16"}, None) for odd in ("1e9", "9" * 40, "-5")),
-    ],
-)
+@each(("config", "wanted"), cases("guard", "sizes of a cache"))
 def test_the_cache_is_as_large_as_the_engine_says(config: dict[str, str], wanted: float | None) -> None:
     """In tokens, or by blocks; what is no number is not known."""
-    assert kv_tokens(ANSWERS._replace(config=config)) == wanted
-    assert kv_tokens(None) is None
+    assert deciding.kv_tokens(ANSWERS._replace(config=config)) == wanted
+    assert deciding.kv_tokens(None) is None
 
 
 def test_only_a_cache_below_the_context_holds_it_back() -> None:
     """Less than at the last start is told; not known is no reason."""
     look = ANSWERS._replace(config={"kv_cache_size_tokens": "8000"})
-    assert enough_cache(look, 4_000.0, 8_100.0).facts == {"kv_tokens": 8_000.0}
-    assert enough_cache(look, 9_000.0, None).is_done is False
-    assert enough_cache(look, None, 16_000.0).facts["is_less"] is True
-    assert enough_cache(look, 4_000.0, "what?").is_done is True
-    assert enough_cache(ANSWERS, 4_000.0, 8_000.0).is_done is True
+    assert deciding.enough_cache(look, 4_000.0, 8_100.0).facts == {"kv_tokens": 8_000.0}
+    assert deciding.enough_cache(look, 9_000.0, None).is_done is False
+    assert deciding.enough_cache(look, None, 16_000.0).facts["is_less"] is True
+    assert deciding.enough_cache(look, 4_000.0, "what?").is_done is True
+    assert deciding.enough_cache(ANSWERS, 4_000.0, 8_000.0).is_done is True
 
 
 @each(
@@ -337,23 +307,23 @@ def test_only_a_cache_below_the_context_holds_it_back() -> None:
 )  # fmt: skip
 def test_an_engine_that_began_later_was_restarted(began: float | None, before: float | None, wanted: bool) -> None:
     """A few seconds are the clock's; what is not known says nothing."""
-    assert was_restarted(ANSWERS._replace(started_unix_s=began), before) is wanted
-    assert not was_restarted(None, before)
+    assert deciding.was_restarted(ANSWERS._replace(started_unix_s=began), before) is wanted
+    assert not deciding.was_restarted(None, before)
 
 
 def test_trouble_is_the_same_kind_again_or_one_that_is_worse() -> None:
     """The condition that led to it, a death, a hang, a crash loop; another advice is none."""
     for kind in ("exhausted", "dead", "wedged", "hung", "loop"):
-        assert troubles("exhausted", held(kind)) == {kind: f"it is {kind}"}
+        assert deciding.troubles("exhausted", held(kind)) == {kind: f"it is {kind}"}
     doubtful = held("exhausted", status=Status.UNKNOWN), held("dead", status=Status.FALSE)
-    assert [troubles("exhausted", one) for one in ({}, held("creep"), held("asked"), *doubtful)] == [{}] * 5
-    assert troubles("asked", held("asked", "loop")) == {}, "who asks for a start knows of those before it"
-    assert troubles("asked", held("dead")) == {"dead": "it is dead"}
+    assert [deciding.troubles("exhausted", one) for one in ({}, held("creep"), held("asked"), *doubtful)] == [{}] * 5
+    assert deciding.troubles("asked", held("asked", "loop")) == {}, "who asks for a start knows of those before it"
+    assert deciding.troubles("asked", held("dead")) == {"dead": "it is dead"}
 
 
 MOST = 0.8
 ODD = st.sampled_from([None, math.nan, math.inf, -1.0])
-FIGURE = st.one_of(st.floats(0, 1), ODD)
+FIGURE = st.floats(0, 1) | ODD
 MODELS = st.sampled_from(["m", "m", "n", None])
 LOADS = st.builds(EngineLoad, st.just("b"), FIGURE, st.floats(0, 200) | ODD, st.floats(0, 50) | ODD, st.booleans(), MODELS)
 
@@ -375,21 +345,10 @@ def test_others_of_the_same_model_with_room_carry_it_and_a_load_is_of_one_that_a
         assert load_of("a", look, is_well=True) == EngineLoad("a", None, None, None, is_well=False)
 
 
-@each(
-    ("others", "words"),
-    [
-        ([], "no other engine"),
-        ([load(0.1, is_well=False)], "b is not well"),
-        ([load(0.1), load(0.1), load(0.1, is_well=False)], "b is not well"),
-        ([load(0.1, model="embedder")], "known to serve the same model"),
-        ([load(0.1, model=None)], "known to serve the same model"),
-        ([load(0.5)], "100% full"),
-        ([load(0.1, 4.0, 3.0)], "has a queue of its own"),
-    ],
-)
-def test_each_reason_why_they_cannot_is_said(others: list[EngineLoad], words: str) -> None:
+@each(("others", "words"), cases("guard", "others that cannot carry it"))
+def test_each_reason_why_they_cannot_is_said(others: list[dict[str, Any]], words: str) -> None:
     """In words with the figures in them."""
-    assert words in str(without(load(0.5), others, MOST))
+    assert words in str(without(load(0.5), [load(**one) for one in others], MOST))
 
 
 @given(LOADS, st.lists(LOADS, max_size=4), st.floats(0.1, 1.0))

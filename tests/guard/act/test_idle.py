@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plimsoll.guard.act.idle import APART_S, STALE_S, IdleSample, idleness
 from plimsoll.guard.judge.look import CoreFigures, Look, Reach
-from tests.each import each
+from tests.each import cases, each
 
 GATE: dict[str, Any] = {
     "in_flight": 0, "background": 0, "engine_requests": 0, "begun": 41, "steps": 900, "epoch": 7, "api_servers": 2,
@@ -24,7 +24,7 @@ NEEDED = (*COUNTS, *BETWEEN, "idle", "is_dead", "is_wedged")
 
 def sample(at_s: float, gate: dict[str, Any] | None = None, page: dict[str, float] | None = None, **look: Any) -> IdleSample:
     """One look at an engine with nothing to do, but for what is said otherwise."""
-    seen = {"reach": Reach.ANSWERS, "health": 200, **look}
+    seen = {"health": 200, **look, "reach": Reach(look.get("reach", "answers"))}
     figures = {name: value for name, value in {**PAGE, **(page or {})}.items() if value is not None}
     facts = {name: value for name, value in {**GATE, **(gate or {})}.items() if value is not None}
     return IdleSample(Look(at_s, 1e9 + at_s, figures=figures, **seen), facts)
@@ -63,11 +63,7 @@ def test_work_in_any_sample_is_work(work: dict[str, Any], place: int) -> None:
     assert idleness(seen[: place + 1]).is_done is False
 
 
-@each(
-    "look",
-    [{"reach": Reach.SILENT, "why": "says nothing"}, {"reach": Reach.REFUSED}, {"reach": Reach.NONSENSE}, {"health": 503},
-     {"health": None}, {"gate": {"is_dead": True}}, {"gate": {"is_wedged": True}}],
-)  # fmt: skip
+@each("look", cases("guard", "looks that do not answer"))
 def test_an_engine_that_does_not_answer_is_not_idle(look: dict[str, Any]) -> None:
     """A silent, dead or stuck one shows old figures: what it has is not known."""
     assert idleness([sample(0.0), sample(APART_S, **look)]).is_done is None

@@ -9,32 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.act import journal_entry as journal
+from plimsoll.guard.act import journal_entry as words
+from plimsoll.guard.act import journal_replay as replay
 from plimsoll.guard.act.capacity import EngineLoad
 from plimsoll.guard.act.decide import ActionPlan, EngineStatus, FailedRestarts, FleetView, decide
-from plimsoll.guard.act.journal_entry import (
-    CLOSED,
-    INTENT,
-    OPENED,
-    OUTCOME,
-    RESTART,
-    SEEN,
-    SWITCH,
-    WINDOW_S,
-    Entry,
-    cleaned,
-    needed,
-)
-from plimsoll.guard.act.journal_replay import (
-    PAUSE,
-    EngineProcess,
-    KnownProcess,
-    failed_restarts,
-    foreign_restarts,
-    known_processes,
-    open_actions,
-    read_switches,
-    unknown_actions,
-)
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, RESTART, SWITCH, WINDOW_S, Entry, cleaned, needed
+from plimsoll.guard.act.journal_replay import EngineProcess, KnownProcess, failed_restarts, foreign_restarts, known_processes
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.steps import BROKEN
 from plimsoll.unknown import Condition, Status
@@ -129,7 +109,7 @@ class Story:
         return self.note(CLOSED, action=f"x{len(self.entries)}", kind=kind, end=end, grade=grade)
 
     def switch(self, engine: str, *, is_on: bool) -> Story:
-        return self.note(SWITCH, engine, step=PAUSE, on=is_on)
+        return self.note(SWITCH, engine, step=replay.PAUSE, on=is_on)
 
     def ends(self, later_s: float = 0.0) -> dict[str, FailedRestarts]:
         """What is remembered so much later."""
@@ -147,13 +127,13 @@ def test_neither_time_nor_what_was_taken_back_ends_it(end: str) -> None:
         assert (found.end, set(found.unmended)) == (end, {"broken"}), later_s
 
 
-def test_that_it_did_not_help_is_one_reason_until_a_restart_is_done_or_somebody_resumes_it() -> None:
-    """Dead, wedged and hung are one reason, others add up; a pause of that engine later does not bring an ended one back."""
+def test_that_it_did_not_help_or_was_held_is_remembered_until_somebody_resumes_it() -> None:
+    """Dead, wedged and hung are one reason, a restart ends it; who was held or left out is out until it is put back."""
     assert Story().closed("wedged", "failed").closed("exhausted", "done").ends() == {}
     assert Story().closed("wedged", "held").switch("a", is_on=False).ends(YEAR_S) == {}
     story = Story().closed("wedged", "held").switch("a", is_on=False).switch("a", is_on=True)
     assert story.ends() == {}
-    assert read_switches(needed(story.entries, story.at)).paused == {"a"}
+    assert replay.read_switches(needed(story.entries, story.at)).paused == {"a"}
     story = Story().closed("exhausted", "failed").closed("wedged", "failed")
     assert story.ends(YEAR_S)["a"].unmended == {"exhausted", "broken"}
 
@@ -167,9 +147,6 @@ def test_that_it_did_not_help_is_one_reason_until_a_restart_is_done_or_somebody_
         assert getattr(decided(kind), "reason", "") == "CrashLoop", kind
     assert isinstance(decided("neighbour"), ActionPlan), "a compaction is no restart"
 
-
-def test_one_that_was_held_is_out_until_it_is_put_back_and_is_remembered_still() -> None:
-    """Also one that a drain by hand left out; a try to put it back that came to nothing changes nothing."""
     for kind in ("dead", "drain"):
         story = Story().closed(kind, "held")
         story.closed("undrain", "stood-back").closed("undrain", "held").closed("undrain", "undone")
@@ -181,7 +158,7 @@ def test_one_that_was_held_is_out_until_it_is_put_back_and_is_remembered_still()
 
 def test_which_process_answered_is_kept_and_what_was_found_is_written_down_once() -> None:
     """Whatever its age and entry, with our own restarts since; the same is nothing new, and silence forgets nothing."""
-    story = Story().note(SEEN, started=5.0, count=1).note(RESTART, own=False, started=7.0, count=None, awaited=True)
+    story = Story().note(words.SEEN, started=5.0, count=1).note(RESTART, own=False, started=7.0, count=None, awaited=True)
     story.at += YEAR_S
     story.note(RESTART, action="x1", own=True).note(RESTART, action="x2", own=True).note(CLOSED, action="x2", end="undone")
     found = known_processes(needed(story.entries, story.at))["a"]
@@ -228,9 +205,9 @@ def test_an_action_of_another_version_is_known_to_be_open() -> None:
     story.note(OPENED, action="y", grade="restart", kind="dead", steps=[str(step) for step in BROKEN])
     story.note(OPENED, action="z", grade="repair", steps=["lock"])
     kept = needed(story.entries, story.at + YEAR_S)
-    assert [run.action for run in open_actions(kept)] == ["y"]
-    assert [entry.action for entry in unknown_actions(kept)] == ["x", "z"]
+    assert [run.action for run in replay.open_actions(kept)] == ["y"]
+    assert [entry.action for entry in replay.unknown_actions(kept)] == ["x", "z"]
     story.note(CLOSED, action="x", kind="dead", end="held", grade="restart")
     story.note(CLOSED, action="z", end="held", grade="repair")
-    assert unknown_actions(story.entries) == []
+    assert replay.unknown_actions(story.entries) == []
     assert failed_restarts(story.entries)["a"].is_out

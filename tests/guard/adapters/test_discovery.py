@@ -28,11 +28,9 @@ def test_a_list_of_targets_and_what_is_none() -> None:
         {"targets": ["[::1]:8000"]},
     ]
     assert groups_in(groups, "x").targets == (
-        EngineConfig("10.0.0.1:8000", "http://10.0.0.1:8000"),
-        EngineConfig("10.0.0.2:8000", "http://10.0.0.2:8000"),
-        EngineConfig("big", "https://h:1/vllm"),
-        EngineConfig("[::1]:8000", "http://[::1]:8000"),
-    )
+        EngineConfig("10.0.0.1:8000", "http://10.0.0.1:8000"), EngineConfig("10.0.0.2:8000", "http://10.0.0.2:8000"),
+        EngineConfig("big", "https://h:1/vllm"), EngineConfig("[::1]:8000", "http://[::1]:8000"),
+    )  # fmt: skip
     assert host_and_port("http://user:secret@h:1/a/?q=1") == "h:1/a"
     wrong: tuple[Any, ...] = (None, {}, "x", [1], [{}], [{"targets": "x"}])
     for tree in wrong:

@@ -18,7 +18,7 @@ from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.tick import OwnPort
-from tests.each import each, in_loop, trees
+from tests.each import cases, each, in_loop, trees
 from tests.fakes import TOKEN, hello, served
 from tests.inside.test_endpoints import put_figures
 from tests.inside.test_gate import gated
@@ -242,11 +242,7 @@ async def test_no_answer_makes_it_raise(words: dict[str, Any], status: int, name
     assert all(isinstance(value, str | int | float | bool) for value in told.facts.values())
 
 
-@each(
-    ("url", "token"),
-    [("127.0.0.1:80", TOKEN), ("ftp://a", TOKEN), ("http://", TOKEN), ("http://a:b", TOKEN), ("http://u:p@a", TOKEN),
-     ("unix:relative", TOKEN), ("http://a\r\nX: y", TOKEN), ("http://a", ""), ("http://a", "two\r\nlines"), ("http://a", "ü")],
-)  # fmt: skip
+@each(("url", "token"), cases("guard", "what is no address or token"))
 def test_what_cannot_be_an_address_or_a_token_is_refused(url: str, token: str) -> None:
     """At once, and without showing it."""
     with pytest.raises(BadInput) as problem:

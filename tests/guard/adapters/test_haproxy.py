@@ -61,12 +61,7 @@ async def haproxy(visited: Visit, *servers: str, deadline_s: float = 10.0) -> As
             server.close()
 
 
-@each(
-    ("own", "other", "is_last"),
-    [(UP, UP, False), (UP, (1, 0, 1), False), (UP, (0, 0, 1), True), (UP, (3, 0, 1), True), (UP, (2, 8, 1), True),
-     (UP, (2, 1, 1), True), (UP, (2, 16, 1), True), (UP, (2, 32, 1), True), (UP, (2, 4, 1), False), (UP, (2, 0, 0), True),
-     ((0, 0, 1), (0, 0, 1), False)],
-)  # fmt: skip
+@each(("own", "other", "is_last"), cases("guard", "the last one that would get work"))
 @in_loop
 async def test_the_last_one_that_would_get_work_is_not_taken_out(own: State, other: State, is_last: bool) -> None:
     """Another that is down, stopping, drained, in maintenance, without an address or weight is none; one down is no loss."""

@@ -76,8 +76,8 @@ def given_to(mark: str, epoch: int = 8) -> bytes:
 
 
 @in_loop
-async def test_what_etcd_is_sent_and_a_lost_answer_that_is_found_again() -> None:
-    """A look, a lease, and one transaction, bound to the lease; the next try knows its own key by its mark."""
+async def test_what_etcd_is_sent_and_answers_that_are_lost_or_come_late() -> None:
+    """A look, a lease, a transaction bound to it; its own key is known by its mark; who reads too late has it not."""
     async with etcd_lock(lock_key="fleet") as (etcd, lock):
         etcd.answers = [NOTHING, LEASE, given_to(lock._mark)]
         taken = await lock.acquire("guard-0")
@@ -99,11 +99,6 @@ async def test_what_etcd_is_sent_and_a_lost_answer_that_is_found_again() -> None
         again = await lock.acquire("a")
         assert (again.is_done, again.facts["epoch"]) == (True, 8)
 
-
-@in_loop
-async def test_an_answer_that_is_read_too_late() -> None:
-    """One who was stopped between the question and the answer does not believe an answer that is older than the lease."""
-
     class Stopped(EtcdLock):
         async def _put(self, owner: str, lease: int, deadline: float) -> Any:
             found = await super()._put(owner, lease, deadline)
@@ -118,8 +113,8 @@ async def test_an_answer_that_is_read_too_late() -> None:
 
 
 @in_loop
-async def test_whom_etcd_does_not_give_it_to() -> None:
-    """Told who was quicker, its own lease given back; an etcd that counts from an earlier number is not believed."""
+async def test_whom_etcd_does_not_give_it_to_and_which_endpoint_is_asked() -> None:
+    """Told who was quicker; one that is away, silent or in trouble is passed over; a login is shown, and never told."""
     async with etcd_lock() as (etcd, lock):
         theirs = {"header": HEADER, "responses": [{"response_range": key(9, "other", "77", "b\x1b[31m\n")}]}
         etcd.answers = [NOTHING, LEASE, answer(200, theirs), NOTHING]
@@ -135,10 +130,6 @@ async def test_whom_etcd_does_not_give_it_to() -> None:
         assert back.is_done is None
         assert "went back from 800 to 8" in back.message
 
-
-@in_loop
-async def test_the_next_endpoint_is_asked_and_a_login_is_shown_and_never_told() -> None:
-    """One that is away, silent or in trouble is passed over; a new token is fetched when it is over, no sentence holds one."""
     async with scripted(30.0) as silent, scripted(answer(503, {"error": "no leader"})) as headless, scripted() as good:
         lock = EtcdLock(EtcdLockConfig(("http://127.0.0.1:9", silent.url, headless.url, good.url)), timeout_s=2.0)
         good.answers = [NOTHING, LEASE, given_to(lock._mark)]

@@ -20,7 +20,7 @@ import pytest
 from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.own_process import NEW_LIFE, OwnProcess, open_log, rotate
 from plimsoll.hardware.processes import read_process, read_processes
-from tests.each import in_loop
+from tests.each import cases, in_loop, sure
 from tests.guard.adapters.own_engine import ROOT, end_all, is_alive, own, wait_up
 
 PLACES = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
@@ -49,8 +49,7 @@ def started(folder: Path, manner: str, **more: Any) -> tuple[OwnProcess, dict[st
 def test_it_starts_in_its_own_session_with_its_output_in_a_file(folder: Path) -> None:
     """stdin is empty, the log is this user's alone, the environment is the one given, and nothing is shared with guard."""
     engine, pids = started(folder, "polite")
-    process = read_process(pids["api"])
-    assert process is not None
+    process = sure(read_process(pids["api"]))
     assert process.session == pids["api"]
     assert Path(f"/proc/{pids['api']}/fd/0").readlink() == Path("/dev/null")
     assert Path(f"/proc/{pids['api']}/fd/1").readlink() == folder / "engine.log"
@@ -64,15 +63,7 @@ def test_it_starts_in_its_own_session_with_its_output_in_a_file(folder: Path) ->
     assert asyncio.run(engine.pids()) == (pids["api"], *sorted((pids["core"], pids["worker"])))
 
 
-@pytest.mark.parametrize(
-    ("manner", "deadline_s", "facts"),
-    [
-        ("polite", 10.0, {"how": "term", "killed": 0, "exit_code": 0}),
-        ("deaf", 0.5, {"how": "kill", "killed": 3, "exit_code": 137, "signal": 9}),
-        ("leaves", 10.0, {"how": "term", "killed": 2, "exit_code": 0}),  # workers with the card's memory, in other sessions
-        ("stopped", 0.3, {"how": "kill", "killed": 3, "exit_code": 137, "signal": 9}),  # it stands still, and reads no signal
-    ],
-)
+@pytest.mark.parametrize(("manner", "deadline_s", "facts"), cases("guard", "ends of an own process"))
 def test_it_is_signalled_alone_and_ends_whole(folder: Path, manner: str, deadline_s: float, facts: dict[str, Any]) -> None:
     """SIGTERM reaches the API server and no other; past the deadline, or a moment after it ended, what is left is killed."""
     engine, pids = started(folder, "polite" if manner == "stopped" else manner, orphans_s=0.3)
@@ -107,8 +98,8 @@ async def test_an_exit_of_0_that_nobody_asked_for_is_told_as_such(folder: Path) 
     await engine.stop(0.2)
 
 
-def test_start_refuses_while_the_old_one_lives(folder: Path) -> None:
-    """Two engines on one card is what must never be."""
+def test_what_refuses_a_start_and_what_fails_it(folder: Path) -> None:
+    """Never two engines on one card; of a command that cannot be run one sentence, no process, and a free next start."""
     engine, pids = started(folder, "polite")
     outcome = asyncio.run(engine.start())
     assert outcome == Outcome(False, f"it runs already, as pid {pids['api']}", {"pid": pids["api"], "running": True})
@@ -117,18 +108,11 @@ def test_start_refuses_while_the_old_one_lives(folder: Path) -> None:
     assert asyncio.run(engine.start()).is_done
     assert json.loads((folder / "engine.json").read_text())["asked"] is False
 
-
-def test_a_command_that_cannot_be_run_and_one_that_ends_at_once(folder: Path) -> None:
-    """One sentence, no process, and the next start is free; an end with 3 is no failure to start, and is seen."""
     for command in (["/nonexistent/vllm"], ["/etc/passwd"], ["a\0b"]):
         engine = OwnProcess(
-            command,
-            environment={},
-            state_path=folder / "engine.json",
-            log_path=folder / "log",
-            processes=read_processes,
+            command, environment={}, state_path=folder / "engine.json", log_path=folder / "log", processes=read_processes,
             boot="b",
-        )
+        )  # fmt: skip
         outcome = asyncio.run(engine.start())
         assert outcome.is_done is False
         assert "cannot be started" in outcome.message
@@ -146,8 +130,7 @@ def test_guard_is_killed_and_another_takes_over(folder: Path, is_orphaned: bool)
     words = [sys.executable, "-m", "tests.guard.adapters.own_engine", str(folder), "polite"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
     with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT, env=environment) as starter:
-        assert starter.stdout is not None
-        assert starter.stdout.readline() == b"started\n"
+        assert sure(starter.stdout).readline() == b"started\n"
         starter.kill()
     pids, other = wait_up(folder), own(folder)
     assert all(is_alive(pid) for pid in pids.values())
@@ -188,8 +171,8 @@ def test_only_what_agrees_in_everything_is_adopted(folder: Path, change: dict[st
     assert signalled(folder) == []
 
 
-def test_a_damaged_state_file_stops_everything(folder: Path) -> None:
-    """Nobody knows what runs: nothing is started beside it, and the sentence says what to do."""
+def test_a_damaged_state_file_stops_everything_and_a_killed_guard_leaves_no_process(folder: Path) -> None:
+    """Nothing is started beside what nobody knows; a process that is not written down yet never becomes the engine."""
     for text in ("", "{", "[]", '{"schema":"plimsoll.own-process/1"}', '{"schema":"x","pid":1}'):
         (folder / "engine.json").write_text(text)
         engine = own(folder)
@@ -198,6 +181,19 @@ def test_a_damaged_state_file_stops_everything(folder: Path) -> None:
             assert outcome.is_done is False
             assert "engine.json" in outcome.message
         assert asyncio.run(engine.last_exit()).is_done is False
+
+    (folder / "engine.json").unlink()
+    (folder / ".engine.json.new").mkdir()  # nothing can be written in its place
+    assert asyncio.run(own(folder).start()).is_done is False
+    words = [sys.executable, "-c", DIES, str(folder / "ran")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}) as starter:
+        pid = int(sure(starter.stdout).readline())
+    while is_alive(pid):
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert not (folder / "ran").exists()
+    assert not (folder / "api").exists()
+    assert (folder / "engine.log").read_text() == ""
 
 
 # Starts a command and is killed while it writes down whom it has started.
@@ -209,22 +205,6 @@ def write_down(pid):
     os.kill(os.getpid(), signal.SIGKILL)
 start(["touch", sys.argv[1]], {"PATH": os.environ["PATH"]}, 2, write_down)
 """
-
-
-def test_a_guard_that_is_killed_before_it_has_written(folder: Path) -> None:
-    """The process waits to be written down: with its starter dead, or no room to write, it never becomes the engine."""
-    (folder / ".engine.json.new").mkdir()  # nothing can be written in its place
-    assert asyncio.run(own(folder).start()).is_done is False
-    words = [sys.executable, "-c", DIES, str(folder / "ran")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}) as starter:
-        assert starter.stdout is not None
-        pid = int(starter.stdout.readline())
-    while is_alive(pid):
-        time.sleep(0.01)
-    time.sleep(0.2)
-    assert not (folder / "ran").exists()
-    assert not (folder / "api").exists()
-    assert (folder / "engine.log").read_text() == ""
 
 
 @in_loop
@@ -246,8 +226,7 @@ async def test_two_guards_start_one_engine(folder: Path) -> None:
 @pytest.mark.skipif(CGROUPS is None, reason="needs a control group (v2) that this user may write to")
 def test_in_a_control_group_of_its_own(folder: Path) -> None:
     """Where guard may make one, all of the tree is in it, and it is gone when the engine is."""
-    assert CGROUPS is not None
-    engine = own(folder, "deaf", cgroup_parent=CGROUPS)
+    engine = own(folder, "deaf", cgroup_parent=sure(CGROUPS))
     assert asyncio.run(engine.start()).is_done
     pids = wait_up(folder)
     group = json.loads((folder / "engine.json").read_text())["cgroup"]

@@ -11,15 +11,12 @@ from plimsoll.guard.daemon.observer import Incidents
 from plimsoll.render.guard import Event, EventKind, alert, event_json
 from plimsoll.unknown import Condition, Status
 from tests.cluster_api import ClusterApi, pod
-from tests.each import in_loop
-
-
-def condition(kind: str, *, is_true: bool = True) -> Condition:
-    return Condition(kind, Status.TRUE if is_true else Status.FALSE, "Seen", f"it is {kind}", 0.0)
+from tests.each import in_loop, sure
 
 
 def event(what: EventKind, message: str = "x", kind: str = "", at: float = 1_000.0, engine: str = "llm/a") -> Event:
-    return Event(at, engine, what, message, condition(kind) if kind else None)
+    held = Condition(kind, Status.TRUE, "Seen", f"it is {kind}", 0.0) if kind else None
+    return Event(at, engine, what, message, held)
 
 
 @in_loop
@@ -87,6 +84,5 @@ def test_one_id_from_the_first_trouble_to_the_last() -> None:
     assert (incidents.of("llm/a"), incidents.note(event(EventKind.ACTED))) == ("", "")
     assert incidents.note(event(EventKind.UNREACHABLE, at=1_030.0)) not in ("", first)
     told = event(EventKind.BEGINS, kind="wedged")._replace(incident=first)
-    sent = alert(told, starts_unix_s=1.0, lasts_s=60.0)
-    assert sent is not None
+    sent = sure(alert(told, starts_unix_s=1.0, lasts_s=60.0))
     assert sent["annotations"]["incident"] == event_json(told)["incident"] == first  # type: ignore[index]

@@ -16,7 +16,7 @@ from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.kubernetes import Owner, node_leaving, read_owner, read_pod
 from plimsoll.guard.adapters.pods import PodFinder, PodsConfig, PodStanding
 from tests.cluster_api import TOKEN, ClusterApi, Trouble, deployment, owned_by, pod, status_of
-from tests.each import cases, each, in_loop, trees
+from tests.each import cases, each, in_loop, sure, trees
 
 
 @contextlib.asynccontextmanager
@@ -227,8 +227,7 @@ def test_pods_that_are_only_observed(about: dict[str, Any], says: str) -> None:
 def test_rollouts(kind: str, status: dict[str, Any], spec: dict[str, Any], says: str) -> None:
     """By the counts of the owner; a change that its controller has not seen yet is one, too."""
     item = {"metadata": {"uid": "u", "generation": 2}, "spec": spec, "status": {"observedGeneration": 2, **status}}
-    found = read_owner(Owner(kind, "vllm", "u"), item)
-    assert found is not None
+    found = sure(read_owner(Owner(kind, "vllm", "u"), item))
     assert (says in found.rollout) if says else not found.rollout
     assert read_owner(Owner(kind, "vllm", "another"), item) is None
 

@@ -27,8 +27,10 @@ def run(*words: str, limit_s: float = 10.0, **more: int | bool) -> CommandResult
     return asyncio.run(run_command([sys.executable, "-c", *words], limit_s, small_environment(), **more))  # type: ignore[arg-type]
 
 
-def test_its_code_and_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both streams are kept together, or stdout alone; a word is a word, and what guard was given for itself stays here."""
+def test_its_code_and_its_last_line_and_past_the_limit_its_whole_group_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both streams or stdout alone, nothing that guard was given for itself; what a command leaves running lives on."""
     code = "import sys; print('one'); print('two  \\n'); sys.stdout.flush(); print('err', file=sys.stderr); sys.exit(5)"
     ran = run(code)
     assert (ran.code, ran.last_line, ran.trouble) == (5, "err", "")
@@ -38,9 +40,6 @@ def test_its_code_and_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = run("import os, sys; print(sys.argv[1], 'PLIMSOLL_TOKEN' in os.environ)", "$(id) ; `id`")
     assert ran.last_line == "$(id) ; `id` False"
 
-
-def test_past_the_limit_its_whole_group_is_killed_and_what_it_leaves_running_lives_on(tmp_path: Path) -> None:
-    """Also what it had started; a start command's service may print without being killed by its end."""
     code = STARTS + "import time; time.sleep(60)"
     ran = run(code, str(tmp_path / "pid"), "import time; time.sleep(60)", limit_s=1.0)
     assert (ran.code, ran.trouble) == (None, "it did not end within 1 s")

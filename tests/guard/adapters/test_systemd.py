@@ -58,8 +58,8 @@ OVER = {"then": {"ActiveState": "inactive", "SubState": "dead", "MainPID": "0"}}
 UP = {"then": {"ActiveState": "active", "SubState": "running", "MainPID": "4712"}}
 
 
-def test_stop_and_start(tmp_path: Path) -> None:
-    """The unit is looked at, stopped, seen to be over, started, seen to be up: these words and no others."""
+def test_stop_and_start_and_restarts_kept_from_the_last_answer(tmp_path: Path) -> None:
+    """The unit is looked at, stopped, seen to be over, started, seen to be up; a user's own unit has another manager."""
     fake = Fake(tmp_path, GOOD, stop=OVER, start=UP)
     unit = fake.unit()
     assert asyncio.run(unit.is_running()) is True
@@ -75,9 +75,6 @@ def test_stop_and_start(tmp_path: Path) -> None:
     ]
     assert fake.asked()[0] == SHOW
 
-
-def test_restarts_are_kept_from_the_last_answer_and_a_users_own_unit_has_another_manager(tmp_path: Path) -> None:
-    """None before it was asked; an answer without a count changes nothing."""
     for said, kept in (("2", 2), ("", None), ("many", None), ("9" * 30, None)):
         unit = Fake(tmp_path, {**GOOD, "NRestarts": said}).unit()
         assert unit.restarts_seen is None
@@ -92,14 +89,7 @@ def test_restarts_are_kept_from_the_last_answer_and_a_users_own_unit_has_another
     assert fake.asked() == [["--user", *SHOW]]
 
 
-@each(
-    ("unit", "says"),
-    [
-        *(({"KillMode": mode}, "only mixed") for mode in ("control-group", "process", "none", "")),
-        ({"LoadState": "not-found", "ActiveState": "inactive", "KillMode": "control-group"}, "no such unit (not-found)"),
-        ({"ActiveState": ""}, "systemd says nothing of"),
-    ],
-)
+@each(("unit", "says"), cases("guard", "units that are not touched"))
 def test_what_is_not_touched(tmp_path: Path, unit: dict[str, str], says: str) -> None:
     """A kill mode that would fail requests or leave workers, a unit that is not there: neither stop nor start is asked for."""
     fake = Fake(tmp_path, {**GOOD, **unit})

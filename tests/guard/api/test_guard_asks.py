@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import io
 import json
 import stat
@@ -30,6 +29,8 @@ from plimsoll.guard.daemon.journal import Journal, JournalFailed
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.net.server import THE_TOKEN as WHO
 from plimsoll.net.server import GuardServer, HttpAnswer
+from tests.each import sure
+from tests.fakes import asked
 
 TOKEN = "a-token-that-is-long-enough"
 NAME = "llama/a b"
@@ -102,14 +103,9 @@ class Api:
         self.port = port
 
     def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        headers = {"authorization": f"Bearer {TOKEN}"} | ({"content-type": "application/json"} if method == "POST" else {})
-        try:
-            connection.request(method, path, body if isinstance(body, str) else json.dumps(body or {}), headers)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
+        data = body.encode() if isinstance(body, str) else {} if method == "POST" and body is None else body
+        told = asked(self.port, method, path, data, authorization=f"Bearer {TOKEN}")
+        return told.status, told.json()
 
 
 @contextlib.contextmanager
@@ -400,14 +396,13 @@ def test_a_journal_that_is_damaged_or_not_there(acts: Acts, capsys: Capsys) -> N
     assert "no journal at" in capsys.readouterr().err
 
 
-def test_only_its_user_can_read_it(tmp_path: Path) -> None:
-    """Mode 0600 in a folder of mode 0700, whatever was there before; a token that is not written whole replaces none."""
+def test_only_its_user_can_read_it_and_only_its_own_is_taken_away(tmp_path: Path) -> None:
+    """Mode 0600 in a folder of mode 0700; a token not written whole replaces none; without a folder there is no place."""
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     victim = tmp_path / "victim"
     victim.write_text("keep", encoding="ascii")
     token.write_token(1, "first", environ)
-    path = token.token_path(1, environ)
-    assert path is not None
+    path = sure(token.token_path(1, environ))
     path.unlink()
     path.symlink_to(victim)
     token.write_token(1, "second", environ)
@@ -418,13 +413,9 @@ def test_only_its_user_can_read_it(tmp_path: Path) -> None:
         token.write_token(1, "half \N{SNOWMAN}", environ)
     assert path.read_text(encoding="ascii") == "second\n"
 
-
-def test_only_its_own_is_taken_away_and_without_a_folder_there_is_no_place(tmp_path: Path) -> None:
-    """A guard that came later on the same port has left another; with no folder the API is not served, and that is said."""
     environ = {"HOME": str(tmp_path)}
     token.write_token(1, "mine", environ)
-    path = token.token_path(1, environ)
-    assert path is not None
+    path = sure(token.token_path(1, environ))
     token.remove_token(1, "another", environ)
     assert path.exists()
     token.remove_token(1, "mine", environ)

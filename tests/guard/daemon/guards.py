@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
@@ -15,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.fakes import asked
+
 TOKEN = "a-guard-token-that-is-long"
 
 
@@ -24,8 +25,7 @@ class Guard:
         self.said: list[str] = []
         self.complained: list[str] = []
         for stream, lines in ((process.stdout, self.said), (process.stderr, self.complained)):
-            assert stream is not None
-            threading.Thread(target=lambda s=stream, k=lines: k.extend(iter(s.readline, "")), daemon=True).start()
+            threading.Thread(target=lambda s=stream, k=lines: k.extend(s), daemon=True).start()
 
     def hears(self, text: str, patience_s: float = 30.0) -> str:
         return self._found(self.said, text, patience_s)
@@ -53,15 +53,11 @@ class Guard:
             time.sleep(0.02)
         raise AssertionError(f"no API: {self.complained}")
 
-    def get(self, path: str, **headers: str) -> tuple[int, str]:
+    def get(self, path: str, method: str = "GET", body: object = None, **headers: str) -> tuple[int, str]:
         """One question to its API, with its token unless told otherwise."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        try:
-            connection.request("GET", path, headers={"authorization": f"Bearer {self.token}", **headers})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
+        port = self.port
+        told = asked(port, method, path, body, **{"authorization": f"Bearer {self.token}", **headers})
+        return told.status, told.body.decode()
 
     def json(self, path: str) -> Any:
         status, body = self.get(path)

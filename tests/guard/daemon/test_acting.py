@@ -11,21 +11,14 @@ from typing import Any, cast
 import pytest
 
 from plimsoll.guard.act.decide import EngineStatus, FailedRestarts, FleetView
-from plimsoll.guard.act.journal_entry import CLOSED, OPENED, RESTART, SWITCH
+from plimsoll.guard.act.journal_entry import OPENED, RESTART, SWITCH
 from plimsoll.guard.act.journal_replay import PAUSE, read_switches
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.steps import BROKEN, STEP_TEXTS, Step, open_action, opening_fields
 from plimsoll.guard.adapters.command import CommandRestarter
 from plimsoll.guard.config import Files, GuardConfig
-from plimsoll.guard.daemon.acting import (
-    MOST_A_ROUND,
-    READ_EVERY_S,
-    ActingSetup,
-    ActionRunner,
-    DryRunJournal,
-    DryRunLock,
-    ForeignRestarts,
-)
+from plimsoll.guard.daemon import acting as act
+from plimsoll.guard.daemon.acting import MOST_A_ROUND, READ_EVERY_S, ActingSetup, ActionRunner, DryRunJournal, DryRunLock
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver, Incidents, ProcessLife
@@ -33,6 +26,7 @@ from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import GateState, Look, Reach
 from plimsoll.guard.judge.tracker import Grade
 from tests.cli.test_guard import QUICK, config, kill_engine, url
+from tests.each import cases
 from tests.guard.acting import LookedAt
 from tests.guard.daemon.drain_world import Lock, World, parts_of, ports_of
 from tests.guard.daemon.guards import guarding
@@ -55,8 +49,8 @@ def seen(found: FleetObserver) -> dict[str, EngineStatus]:
     return {one.name: one for one in found.view(frozenset()).engines}
 
 
-def test_who_is_away_and_what_is_known_of_it() -> None:
-    """One that was held until it is put back, and whoever does not answer, starts or drains, or was not looked at."""
+def test_who_is_away_and_how_long_its_model_is_known() -> None:
+    """Held until it is put back, not answering, starting, draining or not looked at; one that is gone is still of its group."""
     fleet = LookedAt(a=[look()], b=[look()])
     assert not seen(sight(fleet))["a"].is_away
     found = sight(fleet, {"a": HELD})
@@ -73,9 +67,6 @@ def test_who_is_away_and_what_is_known_of_it() -> None:
     )
     assert [name for name, one in seen(sight(fleet)).items() if one.is_away] == ["a", "b", "c", "d"]
 
-
-def test_the_model_is_known_for_as_long_as_it_last_answered_and_doubt_is_not_well() -> None:
-    """One that is gone is still of its group, one of another model is none; what was stuck when last known is not well."""
     fleet = LookedAt(a=[look()], b=[look(), Look(1.0, 1.0, Reach.REFUSED)], c=[look(model="embedder")], d=[look(model=None)])
     assert [one.load.model for one in seen(sight(fleet)).values()] == ["m", "m", "embedder", None]
     assert sight(fleet).suffering("a", ActPolicy()) == "b is out of rotation"
@@ -119,7 +110,7 @@ class Guard:
         self.journal, self.sight = Journal(path), sight
         ports = ports_of(world, Lock(world, "one"))._replace(journal=self.journal, view=lambda _: FleetView([]))
         self.conductor = Conductor(parts_of(world), ActPolicy(), ports)
-        self.foreign = ForeignRestarts(self.conductor, self.journal, sight, (counts or {}).get)
+        self.foreign = act.ForeignRestarts(self.conductor, self.journal, sight, (counts or {}).get)
 
     def sees(self, **lives: ProcessLife) -> int:
         """The restarts that are counted after this round."""
@@ -128,8 +119,8 @@ class Guard:
         return len(self.conductor.restarts)
 
 
-def test_each_is_counted_once_also_those_while_guard_was_down(tmp_path: Path) -> None:
-    """By the start time on the page against the last one in the journal; the same one is not counted again."""
+def test_each_restart_is_counted_once_also_those_that_nobody_saw(tmp_path: Path) -> None:
+    """By the start time on the page against the journal's, by systemd's count or the cluster's; the same one not again."""
     path = tmp_path / "journal"
     one = Guard(path, Lives(a=ProcessLife(100.0)))
     assert [one.sees() for _ in range(3)] == [0, 0, 0]
@@ -141,18 +132,15 @@ def test_each_is_counted_once_also_those_while_guard_was_down(tmp_path: Path) ->
     assert [two.sees() for _ in range(3)] == [5, 5, 5]
     two.journal.close()
 
-
-def test_what_its_manager_started_again_is_counted_though_nobody_saw_it(tmp_path: Path) -> None:
-    """systemd's count, or the cluster's; and the process that answers at last is not counted a second time."""
     counts = {"a": 3}
-    one = Guard(tmp_path / "journal", Lives(a=ProcessLife(100.0)), counts)
+    one = Guard(tmp_path / "counted", Lives(a=ProcessLife(100.0)), counts)
     assert one.sees() == 0
     counts["a"] = 5
     assert one.sees() == 2
     assert one.sees(a=ProcessLife(300.0, total=1)) == 2
     one.journal.close()
     counts["a"] = 9
-    two = Guard(tmp_path / "journal", Lives(a=ProcessLife(700.0), pod=ProcessLife(1.0, restarts=2)), counts)
+    two = Guard(tmp_path / "counted", Lives(a=ProcessLife(700.0), pod=ProcessLife(1.0, restarts=2)), counts)
     assert two.sees() == 6
     assert two.sees(pod=ProcessLife(1.0, restarts=3)) == 7
     two.journal.close()
@@ -221,17 +209,8 @@ def test_the_whole_plan_is_printed_and_nothing_is_done(tmp_path: Path) -> None:
 LAST_S = 120
 OPEN = opening_fields(open_action("x", "one", Grade.RESTART, "dead", is_broken=True))
 FIELDS: list[tuple[str, str, dict[str, Any]]] = [
-    ("guard is paused", SWITCH, {"step": PAUSE, "fields": {"on": True}}),
-    ("2 restarts of this engine in an hour", RESTART, {"fields": {"own": False, "times": 2}}),
-    ("its last restart was ", RESTART, {"action": "x", "fields": {"own": True}}),
-    (
-        "a restart for the same reason did not help",
-        CLOSED,
-        {"action": "x", "fields": {"grade": "restart", "kind": "hung", "end": "failed"}},
-    ),
-    ("its last restart did not finish", CLOSED, {"action": "x", "fields": {"grade": "restart", "kind": "hung", "end": "held"}}),
-    ("guard is working on it", OPENED, {"action": "x", "fields": OPEN}),
-]
+    *cases("guard", "what a journal remembers"), ("guard is working on it", OPENED, {"action": "x", "fields": OPEN}),
+]  # fmt: skip
 
 
 class Dead(LookedAt):

@@ -23,6 +23,7 @@ from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.net.server import HttpAnswer
 from tests.cluster_api import ClusterApi, pod
+from tests.each import cases
 
 WITH_APPROVAL = ActPolicy(approve=(Grade.RESTART,), approve_within_s=600.0)
 
@@ -73,13 +74,9 @@ def test_asked_once_let_through_under_the_same_id_and_odd_entries_left_out() -> 
     assert [one.id for one in desk.approvals.pending()] == ["2"]
     plain = PLAN._replace(engine="b", needs_approval=False)
     assert desk.turn(plain) == [""], "what needs no approval goes on"
-    rows: list[tuple[str, dict[str, object]]] = [
-        ("asked", {"until": "x", "grade": "restart"}),
-        ("asked", {"until": 5.0, "grade": "what"}),
-        ("approved", {}),
-        ("x", {}),
+    entries = [
+        Entry(n, 1.0, APPROVAL, "a", f"{n}", step, fields) for n, (step, fields) in enumerate(cases("guard", "no approvals"))
     ]
-    entries = [Entry(n, 1.0, APPROVAL, "a", f"{n}", step, fields) for n, (step, fields) in enumerate(rows)]
     assert read_approvals(entries) == {}
     assert Approval("1", "a", Grade.RESTART, "", 0.0, 5.0, ApprovalState.USED).is_pending(1.0) is False
 
@@ -193,12 +190,8 @@ async def test_identities_are_the_clusters(account: str) -> None:
             found = await who.identify(token, method, path)
             return found.status if isinstance(found, HttpAnswer) else found
 
-        assert await status("t-alice", "GET", "/engines") == "alice"
-        assert await status("t-alice", "POST", "/v1/engines/llm/a/restart") == "alice"
-        assert await status("t-alice", "POST", "/v1/engines/chat/a/restart") == 403
-        assert await status("t-alice", "POST", "/v1/pause") == 403
-        assert await status("t-ops", "POST", "/v1/pause") == "ops"
-        assert await status("nobody", "GET", "/engines") == 401
+        for token, method, path, found in cases("guard", "who may do what"):
+            assert await status(token, method, path) == found, path
         assert api.asked[-1] == {"user": "ops", "groups": [], "extra": {"a": ["b"]}}
         calls = len(api.calls)
         api.reviews.clear()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,14 @@ from plimsoll.errors import BadInput
 from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.config import TlsConfig, read_guard_config
 from plimsoll.guard.daemon import engine_look as watch
-from plimsoll.guard.daemon.engine_look import (
-    ABSENT_AGAIN_S,
-    AGAIN_S,
-    STILL_S,
-    CanaryPlan,
-    EngineWatcher,
-    LookLimits,
-    is_garbage,
-)
+from plimsoll.guard.daemon.engine_look import ABSENT_AGAIN_S, AGAIN_S, STILL_S, CanaryPlan, EngineWatcher, is_garbage
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import Canary, CoreFigures, Look, Reach
 from plimsoll.guard.judge.policy import read_policy
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.net.client import TRUST
 from tests.certificates import certificate
-from tests.each import each, in_loop
+from tests.each import cases, each, in_loop, sure
 from tests.fakes import TOKEN
 from tests.guard.acting import acting
 from tests.guard.daemon.looking import CAPTURED, FAST, GATED, INSIDE, at, fault, looks, plain, remembering
@@ -55,8 +47,7 @@ def test_what_was_recorded_becomes_a_look() -> None:
     (look,), _ = looks(by_path({"/metrics": b"".join(row % (n, n, n, n) for n in (0, 1, 10))}))
     assert look.ranks == (CoreFigures("0", 0, 0), CoreFigures("1", 1, 1), CoreFigures("10", 10, 10))
 
-    gate = watch.read_gate(json.loads((INSIDE / "state.json").read_text(encoding="utf-8")))
-    assert gate is not None
+    gate = sure(watch.read_gate(json.loads((INSIDE / "state.json").read_text(encoding="utf-8"))))
     assert (gate.ready, gate.engine_requests, gate.expected_wait_s, gate.last_step_age_s) == (True, 0, 0.0, 19.311)
     assert gate.survival is None, "recorded before there was such a key"
     told = watch.read_gate(
@@ -83,21 +74,16 @@ def test_a_stand_in_with_its_gate() -> None:
         assert (first.gate.ready, first.gate.in_flight, first.gate.drain) == (True, 0, "serving")
         (worker,) = first.workers
         assert (worker.rank, worker.device_total) == ("0/0", 24 << 30)
-        assert worker.allocated is not None
         assert worker.host_resident is not None
         assert (second.is_paused, second.vllm, second.health) == (False, "0.32.0", 200)
         server.ask("POST", "/pause")
         assert at(server, lambda url: watch.EngineWatcher(url, TOKEN))[0].is_paused is True
         (open_look,) = at(server, plain)
-        assert (open_look.gate, open_look.workers[0].allocated) == (None, worker.allocated)
+        assert (open_look.gate, open_look.workers[0].allocated) == (None, sure(worker.allocated))
 
 
-@pytest.mark.parametrize(
-    ("kind", "reach"),
-    [("huge-page", Reach.NONSENSE), ("cut-page", Reach.NONSENSE), ("slow-loris", Reach.SILENT),
-     ("lying-page", Reach.ANSWERS), ("frozen-gauges", Reach.ANSWERS)],
-)  # fmt: skip
-def test_a_stand_in_that_misbehaves(kind: str, reach: Reach) -> None:
+@pytest.mark.parametrize(("kind", "reach"), cases("guard", "pages that misbehave"))
+def test_a_stand_in_that_misbehaves(kind: str, reach: str) -> None:
     """Each fault of a page has its word, ends in time and in little memory, and leads to nothing that would act."""
     with standin() as server:
         at(server, plain)  # what is made once is not counted
@@ -223,32 +209,35 @@ def test_what_a_server_does_not_have_is_asked_every_five_minutes() -> None:
     assert counts == {"/metrics": 30, "/health": 30, "/is_paused": 1, "/version": 1}
 
 
-def gate_server(kind: str, heads: list[str]) -> Talk:
-    """A page, and something that answers /plimsoll/state in its own way; what it was asked."""
+def beside_page(own: Callable[[Visitor, str], Awaitable[bool]], page: bytes = CAPTURED) -> Talk:
+    """A page, and what this makes of another request; where it is False, there is no such thing."""
 
     async def talk(visitor: Visitor) -> None:
         while head := await visitor.asked():
-            path = head.split()[1]
-            heads.append(head)
-            if path == "/metrics":
-                await visitor.answer(CAPTURED)
-            elif path != "/plimsoll/state" or kind == "none":
-                await visitor.answer(b"", "404 Not Found")
-            elif kind == "another":
-                await visitor.answer(b"", "401 Unauthorized", "WWW-Authenticate: Basic realm=x")
-            elif kind == "open" or (kind == "gate" and f"Bearer {TOKEN}" in head):
-                await visitor.answer((INSIDE / "state.json").read_bytes())
-            else:
-                await visitor.answer(b"", "401 Unauthorized", "WWW-Authenticate: Bearer")
+            if not await own(visitor, head):
+                await visitor.answer(page if "/metrics" in head else b"", "200 OK" if "/metrics" in head else "404 No")
 
     return talk
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_shown", "note"),
-    [("gate", True, ""), ("strict", True, "the gate rejects this token"), ("none", False, "no gate at this address"),
-     ("another", False, "the gate rejects this token"), ("open", False, "/plimsoll/state answers 200")],
-)  # fmt: skip
+def gate_server(kind: str, heads: list[str]) -> Talk:
+    """Something that answers /plimsoll/state in its own way; what it was asked."""
+
+    async def own(visitor: Visitor, head: str) -> bool:
+        heads.append(head)
+        if head.split()[1] != "/plimsoll/state" or kind == "none":
+            return False
+        if kind == "open" or (kind == "gate" and f"Bearer {TOKEN}" in head):
+            await visitor.answer((INSIDE / "state.json").read_bytes())
+        else:
+            asks = "Basic realm=x" if kind == "another" else "Bearer"
+            await visitor.answer(b"", "401 Unauthorized", f"WWW-Authenticate: {asks}")
+        return True
+
+    return beside_page(own)
+
+
+@pytest.mark.parametrize(("kind", "is_shown", "note"), cases("guard", "who is shown a token"))
 async def test_the_token_is_shown_only_to_what_asks_for_it_as_the_gate_does(kind: str, is_shown: bool, note: str) -> None:
     """A server without a gate never sees it; a gate that does not take it is named, and the rest of the look is there."""
     heads: list[str] = []
@@ -269,22 +258,21 @@ STUCK = b'vllm:num_requests_running{engine="0",model_name="m"} 1\nvllm:num_reque
 
 
 def paused_server(say: Callable[[int], str | bytes | None], page: bytes = CAPTURED) -> Talk:
-    """A page, and what becomes of each question whether it is paused; None: no answer."""
-    asked = [0]
+    """What becomes of each question whether it is paused; None: no answer."""
+    count = itertools.count(1)
 
-    async def talk(visitor: Visitor) -> None:
-        while head := await visitor.asked():
-            if "/is_paused" in head:
-                asked[0] += 1
-                said = say(asked[0])
-                if said is None:
-                    await asyncio.sleep(1.0)
-                    return
-                await (visitor.answer(said) if isinstance(said, bytes) else visitor.answer(b"", said))
-            else:
-                await visitor.answer(page if "/metrics" in head else b"", "200 OK" if "/metrics" in head else "404 No")
+    async def own(visitor: Visitor, head: str) -> bool:
+        if "/is_paused" not in head:
+            return False
+        said = say(next(count))
+        if said is None:
+            await asyncio.sleep(1.0)
+            visitor.writer.close()
+        else:
+            await (visitor.answer(said) if isinstance(said, bytes) else visitor.answer(b"", said))
+        return True
 
-    return talk
+    return beside_page(own, page)
 
 
 def test_a_lost_answer_about_a_pause_is_said() -> None:
@@ -349,7 +337,7 @@ def test_one_that_stands_still_with_work_is_asked_when_a_crash_would_be_over(bef
             pause.answered(now_s, is_paused=True)
         assert pause.state() == ((True, False) if asked else (None, True))
     assert asked[0] - 10.0 >= STILL_S
-    assert all(later - sooner >= AGAIN_S for sooner, later in pairwise(asked))
+    assert all(later - sooner >= AGAIN_S for sooner, later in itertools.pairwise(asked))
     pause.is_due(page(9, 2), None, 200.0)
     assert pause.state() == (False, False)
 
@@ -480,23 +468,21 @@ async def test_an_engine_over_tls(tmp_path: Path) -> None:
             read_guard_config(str(tmp_path / "guard.toml"))
 
 
-def canary_server(answer: Callable[[Visitor], Awaitable[None]], asks: list[float]) -> Talk:
-    """A server with the captured page, and what it does with a completion."""
+def canary_server(answer: Callable[[Visitor], Awaitable[None]], asks: list[str]) -> Talk:
+    """What it does with a completion; those that it was asked for."""
 
-    async def talk(visitor: Visitor) -> None:
-        while head := await visitor.asked():
-            if head.startswith("POST"):
-                asks.append(time.monotonic())
-                await answer(visitor)
-            else:
-                await visitor.answer(CAPTURED if "/metrics" in head else b"", "200 OK" if "/metrics" in head else "404 No")
+    async def own(visitor: Visitor, head: str) -> bool:
+        if is_post := head.startswith("POST"):
+            asks.append(head)
+            await answer(visitor)
+        return is_post
 
-    return talk
+    return beside_page(own)
 
 
-def test_a_canary_that_is_answered_and_how_often_it_flies() -> None:
-    """One token now and then, by the name on the page, with the engine's seconds; never more often than its plan says."""
-    asks: list[float] = []
+def test_a_canary_that_is_answered_and_how_often_it_flies_and_what_is_garbage() -> None:
+    """One token by the name on the page, as often as planned; half a letter is garbage; an unnamed model is sent nothing."""
+    asks: list[str] = []
 
     async def answer(visitor: Visitor) -> None:
         await asyncio.sleep(0.2)
@@ -504,15 +490,10 @@ def test_a_canary_that_is_answered_and_how_often_it_flies() -> None:
 
     found, _ = looks(canary_server(answer, asks), 14, canary=CanaryPlan(every_s=30))
     assert len(asks) == 3
-    last = found[-1].canary
-    assert last is not None
+    last = sure(found[-1].canary)
     assert (last.is_answered, last.is_garbage, last.at_s) == (True, False, 160.0)
-    assert last.seconds is not None
-    assert 0.19 < last.seconds < 20
+    assert 0.19 < sure(last.seconds) < 20
 
-
-def test_garbage_is_told_from_text_and_without_a_name_nothing_is_sent() -> None:
-    """No text, half a letter, letters that nobody prints; one that ends the answer is well; an unnamed model is said."""
     for text in ("", "\ufffd", "\ufffd\ufffd", "\x00\x01", "<unk>", " <unk>"):
         assert is_garbage(json.dumps({"choices": [{"text": text, "finish_reason": "length"}]}).encode()) is True
     for text in (" 6", "!", "\n\t", " ", "6\ufffd", "\u4f60", "\U0001f600", "<|channel|>"):
@@ -531,14 +512,8 @@ def http(status: str, body: bytes = b"") -> bytes:
 
 
 NO_COMPLETIONS = (
-    b"<html>",
-    b"[]",
-    b"{}",
-    b'{"choices": []}',
-    b'{"choices": "x"}',
-    b'{"choices": [{"text": 5}]}',
-    b"[" * 100_000,
-)
+    b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": "x"}', b'{"choices": [{"text": 5}]}', b"[" * 100_000,
+)  # fmt: skip
 NO_MODEL = b'{"error": {"message": "The model `x` does not exist."}}'
 
 
@@ -559,7 +534,7 @@ NO_MODEL = b'{"error": {"message": "The model `x` does not exist."}}'
 )
 def test_only_silence_after_asking_fails_a_canary(raw: bytes | None, is_answered: bool | None, why: str) -> None:
     """An engine that refused, hung up, began to answer or sent no completion has not failed; whoever wonders is told why."""
-    asks: list[float] = []
+    asks: list[str] = []
 
     async def answer(visitor: Visitor) -> None:
         await visitor.say(raw or b"")
@@ -580,18 +555,12 @@ def test_the_key_is_shown_only_to_what_asks_for_one(kind: str, is_answered: bool
     """A server that takes the request without a key never sees it."""
     posts: list[str] = []
 
-    async def talk(visitor: Visitor) -> None:
-        while head := await visitor.asked():
-            if head.startswith("POST"):
-                posts.append(head)
-                is_taken = kind == "open" or (kind == "wants it" and "Bearer s3cret" in head)
-                await visitor.answer(TEXT if is_taken else b"", "200 OK" if is_taken else "401 Unauthorized")
-            else:
-                await visitor.answer(CAPTURED if "/metrics" in head else b"", "200 OK" if "/metrics" in head else "404 No")
+    async def answer(visitor: Visitor) -> None:
+        is_taken = kind == "open" or (kind == "wants it" and "Bearer s3cret" in posts[-1])
+        await visitor.answer(TEXT if is_taken else b"", "200 OK" if is_taken else "401 Unauthorized")
 
     plan = CanaryPlan(every_s=5, api_key="s3cret")
-    last = looks(talk, 3, canary=plan)[0][-1].canary
-    assert last is not None
+    last = sure(looks(canary_server(answer, posts), 3, canary=plan)[0][-1].canary)
     assert last.is_answered is is_answered
     assert last.why == ("" if is_answered else "the engine rejects this API key")
     shown = ["s3cret" in head for head in posts]
@@ -615,7 +584,7 @@ async def looks_at(mutes: list[list[str]], pause_s: float, is_paused: bool | Non
                 await visitor.answer(said)
 
     async with raw_server(talk) as server:
-        quick = LookLimits(look_s=2.0, page_s=1.0, small_s=0.7)
+        quick = watch.LookLimits(look_s=2.0, page_s=1.0, small_s=0.7)
         watcher = EngineWatcher(server.url, None, CanaryPlan(every_s=5, deadline_s=1.0), limits=quick)
         found = []
         for number, silent in enumerate(mutes):
@@ -654,9 +623,8 @@ def test_a_stand_in_s_canary_and_its_wedge() -> None:
         assert (last.canary.is_answered, last.canary.is_garbage) == (True, False)
         fault(server, "wedge")
         found = at(server, lambda url: EngineWatcher(url, TOKEN, plan), 6, 0.2)
-        assert found[-1].canary is not None
-        assert found[-1].canary.is_answered is False
-        assert all(look.gate is not None and look.gate.engine_requests - look.gate.ours <= 0 for look in found)
+        assert sure(found[-1].canary).is_answered is False
+        assert [look.why for look in found if look.gate is None or look.gate.engine_requests - look.gate.ours > 0] == []
         server.ask("DELETE", "/standin/faults", Authorization=f"Bearer {TOKEN}")
         server.ask("POST", "/pause")
         assert at(server, lambda url: EngineWatcher(url, TOKEN, plan), 3, 0.1)[-1].canary is None

@@ -18,19 +18,11 @@ import yaml
 
 from plimsoll.doctor.read.redact_text import shown_text
 from plimsoll.guard.adapters.own_process import NEW_LIFE
+from plimsoll.guard.daemon import evidence as keeping
 from plimsoll.guard.daemon.acting import doctor_on
-from plimsoll.guard.daemon.evidence import (
-    EARLIER,
-    LOG,
-    LOG_HEAD_BYTES,
-    LOG_TAIL_BYTES,
-    EvidenceSources,
-    EvidenceStore,
-    death_in_log,
-    describe_processes,
-)
+from plimsoll.guard.daemon.evidence import EARLIER, LOG, LOG_HEAD_BYTES, EvidenceSources, EvidenceStore, death_in_log
 from plimsoll.guard.daemon.safe_log import safe_lines
-from tests.each import each
+from tests.each import cases, each, sure
 
 SECRET = "hf_0123456789abcdefghijklmnopqrstuvwxyz0"
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -48,14 +40,7 @@ def take(one: EvidenceStore, wanted: EvidenceSources, action: str = "a-1") -> Pa
     return Path(str(outcome.facts["folder"]))
 
 
-@pytest.mark.parametrize(
-    ("log", "failure", "requests"),
-    [
-        ("vllm-0.25.1-h200-failures/logits.log", "out of device memory", "prompt 8000, max_tokens 1, prompt_logprobs 20"),
-        ("vllm-0.25.1-h200-failures/multimodal.log", "out of device memory", "prompt 15630, max_tokens 4, items 1"),
-        ("vllm-0.32.0-failures/kill-worker.log", "", ""),
-    ],
-)
+@each(("log", "failure", "requests"), cases("guard", "logs of dead engines"))
 def test_the_log_of_a_dead_engine_tells_which_requests_it_had_begun(log: str, failure: str, requests: str) -> None:
     """By vLLM's dump of its last step: lengths and kinds, nothing else of the line."""
     assert death_in_log(str(CAPTURES / log)) == ("EngineCore encountered a fatal error", failure, requests)
@@ -89,14 +74,14 @@ def test_everything_that_there_is(tmp_path: Path) -> None:
     assert f"dump --nonblocking --pid {os.getpid()}" in (folder / "stacks.txt").read_text()
     assert "abc-secret-def" not in (folder / "state.json").read_text()
     assert "could not be had" not in (folder / "CONTENTS.txt").read_text()
-    text = describe_processes([os.getpid(), 999_999_999]).decode()
+    text = keeping.describe_processes([os.getpid(), 999_999_999]).decode()
     assert text.startswith(f"=== pid {os.getpid()}\ncommand: ")
     told = ("--- status", "threads: number, name, state, where it waits", "cannot be read (No such file or directory)")
     assert [words for words in told if words not in text] == []
 
 
-def test_secrets_users_words_and_odd_names_are_hidden(tmp_path: Path) -> None:
-    """In the log, in a page, and in a process's command line; neither engine, action nor page leads out of the folder."""
+def test_secrets_users_words_and_odd_names_are_hidden_and_of_a_long_log_the_middle_is_left_out(tmp_path: Path) -> None:
+    """In log, page and command line; neither engine, action nor page leads out of the folder; a long log takes its time."""
     log = f"INFO api_key='{SECRET}'\nINFO Received request cmpl-1: prompt: 'my dear diary', params: SamplingParams(n=1)\n"
     (tmp_path / "engine.log").write_text(log)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "--api-key", SECRET]) as process:
@@ -113,9 +98,6 @@ def test_secrets_users_words_and_odd_names_are_hidden(tmp_path: Path) -> None:
     assert folder.parent == tmp_path / "evidence"
     assert {one.name for one in folder.iterdir()} == {"CONTENTS.txt", "_.._out.txt", "unnamed"}
 
-
-def test_of_a_long_log_the_start_and_the_end(tmp_path: Path) -> None:
-    """What is between them is left out, and the time holds."""
     line = "INFO 01-01 00:00:00 [loggers.py:1] Engine 000: Avg generation throughput: 12.3 tokens/s, Running: 4 reqs\n"
     (tmp_path / "engine.log").write_text(
         "INFO 01-01 00:00:00 [core.py:1] EngineCore failed to start.\n"
@@ -123,7 +105,7 @@ def test_of_a_long_log_the_start_and_the_end(tmp_path: Path) -> None:
         + "INFO 01-01 00:00:00 [core.py:1] WorkerProc failed.\n"
     )
     begun = time.process_time()
-    folder = take(keeper(tmp_path), EvidenceSources(str(tmp_path / "engine.log")))
+    folder = take(keeper(tmp_path), EvidenceSources(str(tmp_path / "engine.log")), "a-2")
     assert time.process_time() - begun < 15
     text = (folder / "engine.log").read_text()
     assert text.startswith("INFO 01-01 00:00:00 [core.py:1] EngineCore failed to start.")
@@ -132,8 +114,8 @@ def test_of_a_long_log_the_start_and_the_end(tmp_path: Path) -> None:
     assert len(text) < 5 << 20
 
 
-def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
-    """No log, no page, no process, no program: a list of what is missing, and no exception."""
+def test_what_cannot_be_had_is_named_and_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    """No log, page, process or program, or one that never ends: a list of what is missing, in time, and no exception."""
 
     async def broken() -> bytes:
         raise ConnectionRefusedError(111, f"Connection refused Authorization: Bearer {SECRET}")
@@ -151,9 +133,6 @@ def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
     nothing = (take(keeper(tmp_path), EvidenceSources(), "a-2") / "CONTENTS.txt").read_text()
     assert [words for words in ("log path unknown", "processes unknown") if words not in nothing] == []
 
-
-def test_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
-    """A page that never comes and a program that never ends: the rest is kept, within the time."""
     path = program(tmp_path / "bin", "py-spy", "sleep 60")
     (tmp_path / "engine.log").write_text("INFO 01-01 00:00:00 [core.py:1] WorkerProc failed.\n")
 
@@ -213,13 +192,11 @@ def test_a_place_that_is_not_ours_alone(tmp_path: Path, kind: str) -> None:
 @pytest.mark.skipif(PY_SPY is None, reason="needs py-spy: pip install 'plimsoll-line[evidence]'")
 def test_real_stacks_of_a_real_process(tmp_path: Path) -> None:
     """py-spy from outside, without stopping it: the function where a stuck process stands is named."""
-    assert PY_SPY is not None
     code = "import time\ndef stuck_here(): time.sleep(60)\nprint(1, flush=True)\nstuck_here()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+        sure(process.stdout).readline()
         time.sleep(0.3)
-        folder = take(keeper(tmp_path, str(Path(PY_SPY).parent)), EvidenceSources(pids=(process.pid,)))
+        folder = take(keeper(tmp_path, str(Path(sure(PY_SPY)).parent)), EvidenceSources(pids=(process.pid,)))
         assert process.poll() is None
         process.kill()
     contents = (folder / "CONTENTS.txt").read_text()
@@ -267,7 +244,7 @@ def test_a_log_of_several_lives_is_parted_where_the_last_begins(earlier: str, la
 @pytest.mark.parametrize("is_second", [True, False])
 def test_a_life_that_began_in_the_part_that_is_left_out(tmp_path: Path, is_second: bool) -> None:
     """Of a long log the beginning of the file is then of another life; of one long life it belongs to it."""
-    half = FILLER * ((LOG_HEAD_BYTES + LOG_TAIL_BYTES) // len(FILLER))
+    half = FILLER * ((LOG_HEAD_BYTES + keeping.LOG_TAIL_BYTES) // len(FILLER))
     last, earlier = kept(tmp_path, BANNER + half + (STOPPED + BANNER if is_second else FILLER) + half)
     assert last.startswith("[plimsoll left out about" if is_second else BANNER)
     assert earlier.startswith(BANNER) is is_second

@@ -198,8 +198,8 @@ def test_every_release_shows_every_figure(release: str) -> None:
 LIES = ranks(CAPTURED, 3).replace(b'running{engine="1",model_name="tiny"} 0.0', b'running{engine="1",model_name="tiny"} NaN')
 
 
-def test_ranks_add_up_and_each_says_what_it_has_done() -> None:
-    """Counters as often, of the cache's use the largest, the config of the first; what one lies about takes its sum with it."""
+def test_ranks_add_up_and_the_probe_s_figures_of_every_worker_are_bounded() -> None:
+    """Of the cache's use the largest, the config of the first; what one lies about takes its sum with it."""
     page = ranks(CAPTURED, 8).replace(
         b'vllm:kv_cache_usage_perc{engine="5",model_name="tiny"} 0.0', b'vllm:kv_cache_usage_perc{engine="5"} 0.75'
     )
@@ -220,18 +220,14 @@ def test_ranks_add_up_and_each_says_what_it_has_done() -> None:
     assert one.figures["asleep"] == 0
     assert read_figures(CAPTURED.replace(awake, awake[:-3] + b"0.0")).figures["asleep"] == 1, "when one rank is"
 
-
-def test_the_probe_s_figures_of_every_worker_are_bounded() -> None:
-    """What plimsoll's gate adds, by worker: as many as a server can have, and none of a name without end."""
     (worker,) = read_figures(INSIDE).workers
     assert (worker.rank, worker.allocated, worker.retries, worker.device_total) == ("0/0", 67825706496, 0, 150754820096)
     assert worker.age_s == pytest.approx(0.278, abs=0.01)
     assert worker.host_limit is None
     line = b'plimsoll_torch_allocated_bytes{engine="0",worker="%s"} 1\n'
     many = b"".join(line % str(number).encode() for number in range(3_000))
-    found = read_figures(many).workers
-    assert len(found) == engine_figures.WORKERS_MAX
-    assert (found[0].rank, found[-1].rank) == ("0/0", "0/1023")
+    workers = read_figures(many).workers
+    assert (len(workers), workers[0].rank, workers[-1].rank) == (engine_figures.WORKERS_MAX, "0/0", "0/1023")
     assert read_figures(line % (b"x" * 100)).workers == ()
 
 

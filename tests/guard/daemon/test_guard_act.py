@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,6 @@ from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.judge.tracker import Grade
 from tests.each import SOAK, each, times
 from tests.guard.acting import reason
-
-# The journal
 
 
 class Full(MemoryBook):
@@ -68,41 +66,39 @@ def test_a_journal_that_fails_in_the_middle_leaves_no_engine_out_of_service(kind
     assert [one for one in unsafe(world, book) if one != "an action is still open"] == []
 
 
-def test_what_ended_while_the_journal_could_not_be_written_is_not_gone_on_with() -> None:
-    """The start failed and guard gave up on it: written down once that can be, and no second start beyond the budget."""
+def test_what_ended_while_the_journal_could_not_be_written_is_over() -> None:
+    """Written down once that can be: no second start beyond the budget, and what comes next is decided anew."""
     world, book = World(State("down"), faults={"ready": Fault("fails")}), Full(OUTCOME, "start")
     world.needs_entries = False
 
-    async def script(conductor: Conductor) -> None:
+    async def writable(conductor: Conductor) -> None:
+        while conductor.stopped_acting:
+            await asyncio.sleep(1.0)
+            await conductor.turn()
+
+    async def held(conductor: Conductor) -> None:
         with pytest.raises(WorldFailed):
             await conductor.carry_out(CASES[3].plan)
         assert world.state.starts == 1
         world.state.mode, conductor.stopped_acting, book._last = "down", "its disk is full", ("", "none")
-        while conductor.stopped_acting:
-            await asyncio.sleep(1.0)
-            await conductor.turn()
+        await writable(conductor)
 
-    play(world, book, script, view=lambda _: view_of("none"))
+    play(world, book, held, view=lambda _: view_of("none"))
     assert (world.state.starts, set(ends(world))) == (1, {"held"})
 
-
-def test_an_end_that_could_not_be_written_keeps_nobody_from_the_engine() -> None:
-    """An action that was undone is over: written down once that can be, and what comes next is decided anew."""
     world, book = World(faults={"drain": Fault("fails")}), Full(CLOSED, "")
 
-    async def script(conductor: Conductor) -> None:
+    async def undone(conductor: Conductor) -> None:
         conductor.ask(Grade.RESTART, ENGINE)
         await conductor.turn()
         assert conductor.stopped_acting
         book._last = ("", "none")
-        while conductor.stopped_acting:
-            await asyncio.sleep(1.0)
-            await conductor.turn()
+        await writable(conductor)
         assert not conductor.engines_at_work()
         conductor.ask(Grade.RESTART, ENGINE)
         await conductor.turn()
 
-    play(world, book, script, view=lambda _: view_of("none"))
+    play(world, book, undone, view=lambda _: view_of("none"))
     assert ends(world) == ["undone"] * 3, "told when it ended, when that was written, and once more"
 
 
@@ -180,9 +176,6 @@ def test_switches_and_names_with_a_password_survive_a_restart_of_guard(tmp_path:
     ports = ActionPorts(MemoryBook(), FakeLock(world), FakeSight(world), lambda _: FleetView([]), lambda _: None, lambda: 0.0)
     with pytest.raises(BadInput, match="differ only in a password"):  # the journal could not tell them apart
         Conductor(parts, POLICY, ports)
-
-
-# Asking, telling, ending
 
 
 def test_a_refusal_is_told_once_and_again_when_its_reason_changes() -> None:
@@ -298,17 +291,28 @@ def check(world: World, book: MemoryBook, *where: object) -> None:
     assert found == [], (where, world.state.told[-4:], [(one.kind, one.step) for one in book.entries][-8:])
 
 
+def wrongs(case: Case) -> Iterator[tuple[str, Fault | None, float, float, int]]:
+    """What goes wrong as well, how long nobody is there, how long the lock lasts, and each how many-th point is tried."""
+    times = product(GAPS_S, (0.0, 25.0)) if SOAK else zip(GAPS_S, (25.0, 0.0), strict=True)
+    yield from (("", None, gap_s, ttl_s, 1) for gap_s, ttl_s in times)
+    if case.balancer == "told":
+        yield from ((deed, how, 0.0, 0.0, THINNED) for how in HOWS for deed in DEEDS[case.grade])
+    yield from ((trouble, Fault("fails"), 0.0, 0.0, 1) for trouble in TROUBLES[case.grade])
+
+
 @pytest.mark.once
-@each("case", CASES)
-@each(("gap_s", "ttl_s"), product(GAPS_S, (0.0, 25.0)) if SOAK else zip(GAPS_S, (25.0, 0.0), strict=True))
-def test_a_guard_may_die_before_and_after_each_entry_and_each_deed(case: Case, gap_s: float, ttl_s: float) -> None:
-    """Whatever it was about, nothing is harmed, nothing stays drained, and what was stopped runs again or somebody knows."""
-    for place, name in enumerate(whole_life(case), 1):
-        world, book = world_of(case, ttl_s=ttl_s), MemoryBook()
-        assert not live(world, book, case.plan, place)
-        world.state.now += gap_s
-        assert live(world, book, None)
-        check(world, book, name)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_guard_may_die_before_and_after_each_entry_and_each_deed(case: Case) -> None:
+    """Also where a deed fails, or nobody knows what became of it, or the engine never becomes idle or ready: all ends well."""
+    for number, (what, fault, gap_s, ttl_s, every) in enumerate(wrongs(case)):
+        for place, name in enumerate(whole_life(case, what, fault), 1):
+            if (place + number) % every:
+                continue
+            world, book = world_of(case, what, fault, ttl_s=ttl_s), MemoryBook()
+            assert not live(world, book, case.plan, place) or fault
+            world.state.now += gap_s
+            assert live(world, book, None) or fault
+            check(world, book, what, name)
 
 
 @pytest.mark.once
@@ -328,33 +332,6 @@ def test_a_guard_that_takes_over_may_die_too(case: Case) -> None:
             check(world, book, name, later)
             if is_over:
                 break
-
-
-@pytest.mark.once
-@each("case", [one for one in CASES if one.balancer == "told"])
-@each("how", HOWS, ids=lambda fault: fault.how)
-def test_a_guard_may_die_anywhere_while_a_deed_goes_wrong(case: Case, how: Fault) -> None:
-    """Each deed in turn fails, or nobody knows what became of it; the guard dies at each point of that."""
-    for number, deed in enumerate(DEEDS[case.grade]):
-        for place, name in enumerate(whole_life(case, deed, how), 1):
-            if (place + number) % THINNED:
-                continue
-            world, book = world_of(case, deed, how), MemoryBook()
-            live(world, book, case.plan, place)
-            live(world, book, None)
-            check(world, book, deed, name)
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_guard_may_die_anywhere_while_the_engine_is_in_trouble(case: Case) -> None:
-    """It never becomes idle, never ready, comes back with too small a cache, or gives back nothing."""
-    for trouble in TROUBLES[case.grade]:
-        for place, name in enumerate(whole_life(case, trouble, Fault("fails")), 1):
-            world, book = world_of(case, trouble, Fault("fails")), MemoryBook()
-            live(world, book, case.plan, place)
-            live(world, book, None)
-            check(world, book, trouble, name)
 
 
 @pytest.mark.once

@@ -169,8 +169,8 @@ def test_without_the_lock_nothing_is_begun_and_the_pauses_grow(how: str) -> None
     assert unsafe(world, book) == []
 
 
-def test_a_lock_that_cannot_be_asked_is_lost_when_its_time_is_over() -> None:
-    """It is renewed by what it says of its own time, not by the drain's lease; and not known is not held for ever."""
+def test_a_lock_that_cannot_be_asked_is_lost_in_its_time_and_what_was_left_open_waits_for_it() -> None:
+    """Not known is not held for ever; while another guard has the lock, what is half restarted is not restarted again."""
     world, book = World(faults={"idle": Fault("fails")}, ttl_s=6.0), MemoryBook()
     asked: list[float] = []
 
@@ -184,9 +184,6 @@ def test_a_lock_that_cannot_be_asked_is_lost_when_its_time_is_over() -> None:
     assert result(world) == UNDONE
     assert unsafe(world, book) == []
 
-
-def test_what_an_earlier_guard_left_waits_for_the_lock_and_nothing_else_is_begun_with_it() -> None:
-    """While another guard has the lock an engine that is half restarted is not restarted a second time."""
     world, book = killed_at("before outcome stop", ttl_s=100.0)
     world.state.holder, world.state.held_until = 99, world.state.now + 100.0
     world.state.now += 10.0
@@ -254,8 +251,8 @@ def test_one_that_somebody_started_is_not_stopped_again(case: Case, end: str, po
     assert unsafe(world, book) == []
 
 
-def test_a_crash_that_looks_like_a_stop_is_started_again() -> None:
-    """vLLM may end with exit code 0, of which systemd infers a stop: where its log tells of a crash, that is overruled."""
+def test_a_crash_that_looks_like_a_stop_and_a_stop_that_becomes_known_late() -> None:
+    """Exit code 0, of which systemd infers a stop, is overruled by a log that tells of a crash; a person's stop is heeded."""
 
     class Infers(FakeRestarter):
         async def last_exit(self) -> Outcome:
@@ -271,10 +268,6 @@ def test_a_crash_that_looks_like_a_stop_is_started_again() -> None:
         assert result(world) == wanted
         assert unsafe(world, book) == []
 
-
-def test_a_stop_that_becomes_known_in_the_last_moment_is_heeded() -> None:
-    """Its supervisor says nothing at first, and then that somebody stopped it: what an operator stopped is left alone."""
-
     class Slow(FakeRestarter):
         asked = 0
 
@@ -287,9 +280,6 @@ def test_a_stop_that_becomes_known_in_the_last_moment_is_heeded() -> None:
     assert result(world) == UNDONE
     assert STOPPED in says(world)
     assert [one for one in unsafe(world, book) if "sent to an engine" not in one] == []
-
-
-# Others, and what they say
 
 
 class Maintained(FakeBalancer):
@@ -525,13 +515,9 @@ class Evicts(FakeRestarter):
         return await super().start() if not self._world.is_running else done("it is there")
 
 
-def evicting(world: World) -> EngineAdapters:
-    return parts_of(world)._replace(restarter=Evicts(world))
-
-
 def test_the_new_one_is_waited_for_and_its_predecessor_is_not_taken_for_it() -> None:
     """No new pod yet is no failure, and whom it evicts is written before; one that nobody replaces is not even drained."""
-    world, book, _ = acted(parts=evicting)
+    world, book, _ = acted(parts=lambda world: parts_of(world)._replace(restarter=Evicts(world)))
     assert ends(world) == ["done"]
     assert unsafe(world, book) == []
     drained = next(number for number, one in enumerate(book.entries) if (one.kind, one.step) == (OUTCOME, "drain"))
@@ -544,20 +530,12 @@ def test_the_new_one_is_waited_for_and_its_predecessor_is_not_taken_for_it() -> 
     assert "before take_out" not in world.points
 
 
-@pytest.mark.parametrize("point", ["after stop", "after intent gone", "before intent start", "after intent ready"])
+@each("point", ["after stop", "after intent gone", "before intent start", "after intent ready"])
 def test_a_later_guard_recalls_whom_it_was(point: str) -> None:
     """From the journal, before it does anything; so it knows the old one from the new, and evicts nobody else."""
-    world, book, whole = World(), MemoryBook(), World()
-
-    async def script(conductor: Conductor) -> None:
-        await conductor.take_over()
-        await to_the_end(conductor, world, book)
-
-    live(whole, MemoryBook(), SERVING.plan, parts=evicting(whole))
-    assert not live(world, book, SERVING.plan, whole.points.index(point) + 1, parts=evicting(world))
-    restarter = Evicts(world)
-    play(world, book, script, parts=parts_of(world)._replace(restarter=restarter))
-    assert restarter.recalled
-    assert all(one == {"uid": "1", "owner": "set"} for one in restarter.recalled)
-    assert (world.state.stops, world.state.starts) == (1, 1)
-    assert unsafe(world, book) == []
+    whole, world, book = World(), World(), MemoryBook()
+    live(whole, MemoryBook(), SERVING.plan, parts=parts_of(whole)._replace(restarter=Evicts(whole)))
+    for plan, dies_at in ((SERVING.plan, whole.points.index(point) + 1), (None, None)):
+        live(world, book, plan, dies_at, parts=parts_of(world)._replace(restarter=(restarter := Evicts(world))))
+    assert {tuple(one.items()) for one in restarter.recalled} == {(("uid", "1"), ("owner", "set"))}
+    assert (world.state.stops, world.state.starts, unsafe(world, book)) == (1, 1, [])

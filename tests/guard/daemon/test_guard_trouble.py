@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import os
 import signal
 import socket
@@ -27,6 +26,7 @@ from plimsoll.inside.settings import InsideSettings
 from plimsoll.standin.config import ServerFlags
 from tests.cli.test_guard import QUICK, config, url
 from tests.cluster_api import pod
+from tests.each import cases, sure
 from tests.fakes import TOKEN, eventually
 from tests.guard.daemon.guards import Guard, guarding
 from tests.net.page_server import receiving
@@ -158,19 +158,11 @@ def test_an_output_that_takes_nothing_is_said_where_it_can_be(tmp_path: Path) ->
         ) as process,
     ):
         try:
-            assert process.stderr is not None
-            assert process.stderr.readline() == "plimsoll: standard output: No space left on device\n"
+            assert sure(process.stderr).readline() == "plimsoll: standard output: No space left on device\n"
             assert process.poll() is None
         finally:
             process.terminate()
         assert process.wait(20) == 0
-
-
-def post(guard: Guard, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", guard.port, timeout=20)
-    headers = {"authorization": f"Bearer {guard.token}", "content-type": "application/json"}
-    connection.request("POST", path, b"{}", headers)
-    return connection.getresponse().status
 
 
 @pytest.mark.real
@@ -193,7 +185,7 @@ def test_a_signal_in_a_drain_puts_the_engine_back(name: str, tmp_path: Path) -> 
             long = {"prompt": "hi", "max_tokens": 2_000, "ignore_eos": True}
             waits = threading.Thread(target=lambda: server.ask("POST", "/v1/completions", long), daemon=True)
             waits.start()
-            assert post(guard, "/v1/engines/one/restart") == 200
+            assert guard.get("/v1/engines/one/restart", "POST", {})[0] == 200
             eventually(lambda: phase() != "serving")
             guard.process.send_signal(signal.Signals[name])
             assert guard.process.wait(40) == 0
@@ -222,10 +214,10 @@ def test_whatever_ends_guards_right_to_act_is_a_critical_notice_everywhere_and_e
             for file in journal.parent.glob("guard.journal*"):
                 file.rename(aside.with_name(f"aside-{file.name}"))
             journal.write_text("somebody else's")
-            assert post(guard, "/v1/pause") == 409
+            assert guard.get("/v1/pause", "POST", {})[0] == 409
             guard.hears("guard cannot act: ")
             assert guard.get("/healthz")[0] == 503
-            assert post(guard, "/v1/engines/one/restart") == 409
+            assert guard.get("/v1/engines/one/restart", "POST", {})[0] == 409
             assert status(guard) == 1
             assert 'plimsoll_guard_trouble{what="acting (journal)"} 1.0' in guard.get("/metrics")[1]
             assert any("guard cannot act" in trouble["text"] for trouble in guard.json("/engines")["troubles"])
@@ -238,16 +230,9 @@ def test_whatever_ends_guards_right_to_act_is_a_critical_notice_everywhere_and_e
             assert guard.stop() == 0
 
 
-NO_SYSTEMD: tuple[dict[str, str], ...] = (
-    {}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "relative"}, {"NOTIFY_SOCKET": "/nowhere/at/all"},
-    {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "x"}, {"WATCHDOG_USEC": "30000000"},
-    {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"},
-)  # fmt: skip
-
-
 def test_what_systemd_is_told(tmp_path: Path) -> None:
     """Ready, alive, a line of status, stopping, in its own words, also in its abstract space; without it nothing happens."""
-    for environ in NO_SYSTEMD:
+    for environ in cases("guard", "environments without systemd"):
         absent = SystemdNotifier(environ)
         absent.send("READY=1", "x")
         assert absent.watchdog_s is None, environ

@@ -19,17 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.act.journal_entry import BEGUN, CLOSED, INTENT, OPENED, SWITCH, Entry
-from plimsoll.guard.daemon.journal import (
-    ABSENT,
-    DAMAGED,
-    PRUNE_EVERY,
-    UNREADABLE,
-    Journal,
-    JournalBusy,
-    JournalFailed,
-    _write_rows,
-    read_journal,
-)
+from plimsoll.guard.daemon import journal as disk
+from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, PRUNE_EVERY, Journal, JournalBusy, JournalFailed, read_journal
 
 OF_0_1 = Path(__file__).parents[2] / "captures" / "guard-journal-0.1" / "guard.journal"
 WRITER = """
@@ -212,7 +203,7 @@ def test_a_journal_of_0_1_is_carried_over_and_read_as_far_as_it_is_whole(path: P
 def test_killed_in_the_middle_of_many_appends(path: Path, most: int) -> None:
     """kill -9 at any moment, also while old entries are deleted: every confirmed entry is there, and the file is whole."""
     path.parent.mkdir()
-    _write_rows(path, [Entry(number, 0.0, "note") for number in range(1, PRUNE_EVERY - 100)])
+    disk._write_rows(path, [Entry(number, 0.0, "note") for number in range(1, PRUNE_EVERY - 100)])
     for round_number in range(6):
         before = read_journal(path).entries[-1].number
         process = subprocess.Popen([sys.executable, "-c", WRITER, path, str(most), "2000"], stdout=subprocess.PIPE, text=True)
@@ -337,7 +328,7 @@ def test_what_is_no_journal_is_refused(path: Path) -> None:
         with pytest.raises(JournalFailed, match=says or None):
             Journal(path)
         if not path.is_symlink():
-            assert [wrong.kind for wrong in read_journal(path).wrong] == [UNREADABLE]
+            assert [wrong.kind for wrong in read_journal(path).wrong] == [disk.UNREADABLE]
         path.rmdir() if path.is_dir() else path.unlink()
     assert [wrong.kind for wrong in read_journal(path.with_name("none")).wrong] == [ABSENT]
     with sqlite3.connect(path) as other:  # somebody else's database is damage: it is kept aside

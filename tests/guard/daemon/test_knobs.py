@@ -44,13 +44,9 @@ def test_a_recorded_burst_gets_its_advice_from_a_process_of_its_own(tmp_path: Pa
     """As guard asks it: JSON in, JSON out, with the sentence that stands on the page."""
     (tmp_path / "requests-1.jsonl").write_bytes(gzip.decompress(BURST.read_bytes()))
     asked = {
-        "folder": str(tmp_path),
-        "since": 0,
-        "limits": LIMITS,
-        "knobs": ["max-num-seqs"],
-        "unfinished": 0,
+        "folder": str(tmp_path), "since": 0, "limits": LIMITS, "knobs": ["max-num-seqs"], "unfinished": 0,
         "promise": [10.0, 0.1],
-    }
+    }  # fmt: skip
     command = [sys.executable, "-m", "plimsoll.guard.daemon.knob_replay", json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = json.loads(done.stdout)

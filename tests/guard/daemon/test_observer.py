@@ -298,12 +298,8 @@ def test_a_condition_begins_is_in_doubt_and_is_over_once_or_becomes_a_graver_one
     steps = [Status.TRUE, Status.UNKNOWN, Status.TRUE, Status.UNKNOWN, Status.FALSE, Status.UNKNOWN, Status.TRUE]
     said = [told for number, status in enumerate(steps) for told in teller.report(look(number), [condition(status)], None)]
     assert [told.what for told in said] == [
-        EventKind.BEGINS,
-        EventKind.UNKNOWN,
-        EventKind.UNKNOWN,
-        EventKind.OVER,
-        EventKind.BEGINS,
-    ]
+        EventKind.BEGINS, EventKind.UNKNOWN, EventKind.UNKNOWN, EventKind.OVER, EventKind.BEGINS,
+    ]  # fmt: skip
     assert sentence(said[0]) == "e: the engine is dead (engine.dead): it is so"
     assert sentence(said[1]) == "e: engine.dead was active and is now unknown: it is so"
     assert sentence(said[3]) == "e: recovered: engine.dead cleared after 4 s: it is so"

@@ -7,14 +7,9 @@ from typing import Any
 from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.kubernetes import read_pod
 from plimsoll.guard.daemon import quarantine as module
-from plimsoll.guard.daemon.conductor import ActionPorts
 from plimsoll.guard.daemon.quarantine import Quarantine
 from tests.cluster_api import ClusterApi, pod
 from tests.guard.daemon.drain_world import POLICY, Lock, World, ports_of
-
-
-def ports(world: World, now: list[float]) -> ActionPorts:
-    return ports_of(world, Lock(world, "me"))._replace(wall=lambda: now[0])
 
 
 async def test_one_pod_loses_its_label_and_is_evicted_at_its_end(account: str, monkeypatch: Any) -> None:
@@ -26,7 +21,8 @@ async def test_one_pod_loses_its_label_and_is_evicted_at_its_end(account: str, m
 
         def made() -> Quarantine:
             cluster = ClusterClient(api.url, account)
-            return Quarantine("app", ports(world, now), POLICY, cluster, pods.get, lambda: world.entries)
+            ports = ports_of(world, Lock(world, "me"))._replace(wall=lambda: now[0])
+            return Quarantine("app", ports, POLICY, cluster, pods.get, lambda: world.entries)
 
         here = made()
         assert "no pod" in (await here.begin("c", 600.0, "alice")).message

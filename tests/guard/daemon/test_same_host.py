@@ -100,13 +100,6 @@ def library(cards: dict[str, dict[int, int | None]] | None = None, *, ecc: Calla
     return nvml
 
 
-def in_first_namespace(root: Path) -> None:
-    """Process numbers are the driver's own."""
-    folder = root / "proc" / "self" / "ns"
-    folder.mkdir(parents=True)
-    (folder / "pid").symlink_to(FIRST_NAMESPACE)
-
-
 def end_server(root: Path) -> None:
     for name in ("100", "101", "102"):
         (root / "proc" / name).rename(root / f"gone-{name}")
@@ -228,8 +221,8 @@ def test_one_walk_serves_all_engines_of_the_machine(machine: Path) -> None:
 # Cards
 
 
-def test_cards_are_those_its_processes_use_and_numbers_of_another_namespace_tie_nothing(machine: Path) -> None:
-    """The cards of others are not told; where nothing ties them one engine alone has all, of several none has any."""
+def test_cards_are_those_its_processes_use_and_their_errors_count_from_when_guard_looks(machine: Path) -> None:
+    """Numbers of another namespace tie nothing; Xids are told once to each engine; without ECC nothing is known."""
     nvml = library({"3b": {102: 60 << 30, 101: 1 << 30, 900: 7}, "5e": {200: 5}, "af": {300: 1}})
     (card,) = seen(SameHost(8000, fresh(machine, nvml))).cards
     assert card == CardState("3b:00", (), None, 80 << 30, 5 << 30, 61 << 30, 0.83)
@@ -244,12 +237,11 @@ def test_cards_are_those_its_processes_use_and_numbers_of_another_namespace_tie_
     assert [seen(engine).cards for engine in (second, first)] == [(), ()]
     second.close()
     assert [card.name for card in seen(first).cards] == ["3b:00", "5e:00"]
-    in_first_namespace(machine)
+    folder = machine / "proc" / "self" / "ns"
+    folder.mkdir(parents=True)
+    (folder / "pid").symlink_to(FIRST_NAMESPACE)  # process numbers are the driver's own
     assert seen(SameHost(8000, fresh(machine, nvml))).cards == ()
 
-
-def test_errors_count_from_when_guard_looks_and_xids_are_told_once_to_each_engine(machine: Path) -> None:
-    """What was counted before is no news, a count begun anew is; without ECC nothing is known; old messages do not count."""
     counts = iter([2, 2, 5, 1])
     here = SameHost(8000, fresh(machine, library({"3b": {102: 1}}, ecc=lambda: next(counts))))
     assert [seen(here).cards[0].uncorrectable for _ in range(4)] == [0, 0, 3, 1]

@@ -16,7 +16,7 @@ from plimsoll.guard.judge.policy import GRADES, Policy
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.unknown import Condition, Status
 from plimsoll.vllm.flags import flags_of
-from tests.each import cases, each
+from tests.each import cases, each, sure
 from tests.guard.acting import acting
 from tests.guard.test_questions import GATE, busy, looks, says
 
@@ -45,8 +45,7 @@ def test_a_condition_that_holds_becomes_a_finding(kind: str, look: Look | None) 
     """With its own reason and evidence, what to do and what is no use; nothing comes of what is false or not known."""
     for status in (Status.FALSE, Status.UNKNOWN):
         assert (finding(condition(kind, status), look), findings([condition(kind, status)], look)) == (None, ())
-    found = finding(condition(kind), look)
-    assert found is not None
+    found = sure(finding(condition(kind), look))
     assert (found.code, found.severity) == (CODES[kind], severity_of(kind))
     assert (found.because, found.evidence) == ("it is so", (Evidence("page", "a line"),))
     assert (bool(found.remedy), bool(found.not_a_remedy)) == (True, True)
@@ -62,21 +61,10 @@ def test_a_code_is_told_once_by_its_worst_condition() -> None:
     assert ("--max-num-seqs", "16") in [(remedy.flag, remedy.value) for remedy in full.remedy]
 
 
-@each(
-    ("config", "status"),
-    [
-        ({"num_gpu_blocks": "1000", "block_size": "16"}, Status.FALSE),
-        ({"num_gpu_blocks": "500", "block_size": "32"}, Status.FALSE),
-        ({"num_gpu_blocks": "900", "block_size": "16"}, Status.TRUE),
-        ({"num_gpu_blocks": "1200", "block_size": "16"}, Status.TRUE),
-        ({"num_gpu_blocks": "900", "block_size": "16", "kv_cache_size_tokens": "16000"}, Status.FALSE),
-        ({"num_gpu_blocks": "None", "block_size": "16"}, Status.UNKNOWN),
-        ({}, Status.UNKNOWN),
-    ],
-)
-def test_a_start_is_held_against_its_plan(config: dict[str, str], status: Status) -> None:
+@each(("config", "status"), cases("guard", "starts against a plan"))
+def test_a_start_is_held_against_its_plan(config: dict[str, str], status: str) -> None:
     """Outside the plan's own band it differs; without figures it is not known; tokens are compared, not blocks."""
-    assert as_planned(PlannedTokens(16_000.0, 15_500.0, 16_500.0), LOOK._replace(config=config)).status is status
+    assert as_planned(PlannedTokens(16_000.0, 15_500.0, 16_500.0), LOOK._replace(config=config)).status == status
     assert as_planned(PlannedTokens(1.0, 1.0, 1.0), None).status is Status.UNKNOWN
 
 
@@ -109,7 +97,7 @@ def begun(kind: str, every: list[Look]) -> list[float]:
     return [at_s for at_s, change in changes if change.kind == kind and change.is_true]
 
 
-def test_a_run_of_failures_is_told_once_and_those_before_the_first_look_by_their_age() -> None:
+def test_a_run_of_failures_is_told_once_with_its_shape_its_cost_and_the_flag() -> None:
     """Twelve within a minute are one event, one an hour later another; of an old count a young failure is told."""
 
     def state(at: float) -> Survival:
@@ -117,16 +105,12 @@ def test_a_run_of_failures_is_told_once_and_those_before_the_first_look_by_their
         return failed(count, 0.0 if at < 360 else at - (4_000 if at >= 4_000 else 360)) if count else ARMED
 
     assert begun("contained", surviving(6_000, state)) == [305.0, 4_000.0]
-    found = says("contained", surviving(6_000, state))
-    assert [(at, status) for at, status, _ in found] == [
+    assert [(at, status) for at, status, _ in says("contained", surviving(6_000, state))] == [
         (0, "false"), (305.0, "true"), (1_265.0, "false"), (4_000.0, "true"), (4_905.0, "false"),
     ]  # fmt: skip
     assert says("contained", surviving(10, lambda at: failed(3.0, 60.0 + at)))[0][1] == "true"
     assert says("contained", surviving(10, lambda at: failed(3.0, 3_600.0 + at)))[0][1] == "false"
 
-
-def test_the_finding_names_the_shape_the_cost_and_the_flag() -> None:
-    """A warning under runtime.contained, with the size of a step that worked."""
     every = surviving(400, lambda at: failed(3.0, at - 300) if at >= 300 else ARMED)
     judge = judged(every)
     (found,) = [one for one in findings(judge.conditions, every[-1]) if one.code is Code.RUNTIME_CONTAINED]
@@ -138,11 +122,7 @@ def test_the_finding_names_the_shape_the_cost_and_the_flag() -> None:
     assert not acting(judge), "a contained failure alone leads to nothing"
 
 
-@each(
-    ("site", "kind", "flag"),
-    [("forward", "", "--max-num-batched-tokens"), ("logits", "prompt_logprobs", "--max-logprobs"),
-     ("encoder", "pictures", "--mm-processor-kwargs"), ("adapter", "adapter", "--max-loras")],
-)  # fmt: skip
+@each(("site", "kind", "flag"), cases("guard", "flags of a failed site"))
 def test_advice_names_the_flag_of_the_site(site: str, kind: str, flag: str) -> None:
     """By the newest failure's site and the shape of its request."""
     (look,) = surviving(5, lambda _: failed(1.0, 1.0)._replace(last=LastFailure(1.0, site, kind=kind)))

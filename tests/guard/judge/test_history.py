@@ -96,8 +96,8 @@ def test_silence_between_two_refusals_is_forgiven_and_time_spent_dead_is_no_part
     assert seen(*down, look(600.0, started_unix_s=1e9 + 9_999)).longest_start_s == 0.0, "its clock is not ours"
 
 
-def test_a_restart_begins_anew_and_is_seen_once_also_where_its_start_time_comes_late() -> None:
-    """No rise from the counters of the process before, no step, no point of the day; fallen counters and a start are one."""
+def test_a_restart_begins_anew_and_starts_are_counted_by_guards_own_clock_and_by_the_cluster() -> None:
+    """Seen once, also where its start time comes late or is hours off; one that comes back is two servers in turn."""
     looks = [look(at, {"steps": float(at), "running": 1.0, "waiting": 0.0}, started_unix_s=1e9) for at in range(0, 300, 5)]
     history = seen(*looks, look(300, {"steps": 900.0, "running": 1.0, "waiting": 0.0}, started_unix_s=1e9 + 290))
     assert list(history.since("steps", 1e6).values) == [900.0]
@@ -108,9 +108,6 @@ def test_a_restart_begins_anew_and_is_seen_once_also_where_its_start_time_comes_
     history = seen(look(0, many, started_unix_s=1e9), look(5, few), look(10, few, started_unix_s=1e9 + 4))
     assert history.lives.since(0.0) == 1
 
-
-def test_starts_are_counted_by_guards_own_clock_and_by_the_cluster_and_several_servers_noticed() -> None:
-    """Also where its clock is hours off, or it never lives to be seen; a start time that comes back is two servers in turn."""
     off = seen(*(look(at, started_unix_s=5e8 - at) for at in (0, 60, 120, 180)))
     assert (off.lives.since(0.0), off.lives.since(100.0)) == (3, 2)
     refused = [Look(60.0 * number, 1e9, Reach.REFUSED, container_restarts=7 + number) for number in range(4)]
@@ -121,8 +118,8 @@ def test_starts_are_counted_by_guards_own_clock_and_by_the_cluster_and_several_s
     assert not seen(*turns).lives.is_shared(700.0), "a rollout that is over"
 
 
-def test_a_name_at_every_look_does_not_fill_the_memory() -> None:
-    """Workers and cores with other names at every look are not kept for ever."""
+def test_who_told_and_does_not_is_missed_and_names_without_end_are_not_kept() -> None:
+    """A gate that told before may have told that it sleeps; NaN, infinity and less than nothing are no figures."""
     full = History()
     for number in range(60):
         workers = tuple(WorkerMemory(f"{number}/{rank}", 1.0, retries=0.0, by_others=1.0) for rank in range(100))
@@ -130,9 +127,6 @@ def test_a_name_at_every_look_does_not_fill_the_memory() -> None:
         full.add(look(5.0 * number, workers=workers, ranks=cores))
     assert all(len(kept) <= 1_024 for kept in (full._ranks, full._least_others, full._pulses))
 
-
-def test_who_told_and_does_not_is_missed_and_only_numbers_are_known() -> None:
-    """A gate that told before may have told that it sleeps; NaN, infinity and less than nothing are no figures."""
     gate = GateState(ready=True, reason="", in_flight=0, engine_requests=0)
     history = seen(look(0, gate=gate), look(5))
     assert (history.lost, history.has_lost_gate) == ("gate", True)
@@ -199,8 +193,8 @@ def filling(usage: Sequence[float]) -> History:
     return history_of([{"kv_cache_usage": share} for share in usage])
 
 
-def test_a_cache_that_fills_steadily_is_foretold_and_another_is_not() -> None:
-    """What is left takes five seconds for each hundredth; full, emptying or hardly seen: no forecast, with the reason."""
+def test_a_cache_that_fills_steadily_is_foretold_and_the_share_of_work_done_twice() -> None:
+    """Full, emptying or hardly seen: no forecast, with the reason; before an end and five minutes no share is known."""
     found = kv_forecast(filling([0.01 * number for number in range(50)]))
     assert not isinstance(found, Unknown)
     assert abs(found.likely_s - 5.0 * 51) < 10.0
@@ -211,10 +205,6 @@ def test_a_cache_that_fills_steadily_is_foretold_and_another_is_not() -> None:
     }  # fmt: skip
     for reason, usage in cases.items():
         assert kv_forecast(filling(usage)) == Unknown(reason)
-
-
-def test_the_share_of_work_done_twice() -> None:
-    """None lost is none; without an end of any request it is not known; before five minutes were seen neither."""
 
     def worked(preempted: float, ended: float, looks: int = 80) -> History:
         done = {"preemptions": preempted, "prompt_tokens": 1_000.0, "generation_tokens": 1_000.0, "success": ended}

@@ -19,6 +19,7 @@ from plimsoll.guard.judge.tracker import Grade
 from plimsoll.guard.page import engine as page
 from plimsoll.render.guard import Clock, EngineView
 from plimsoll.unknown import Condition, Status, Unknown
+from tests.each import sure
 
 ANY = st.text(st.characters(exclude_categories=()), max_size=2_000)  # with lone surrogates, controls and marks
 
@@ -80,9 +81,7 @@ WHOLE = WorkerMemory(
 
 
 def bar_of(worker: WorkerMemory, usage: float | None = 0.25) -> dict[str, Any]:
-    bar = page.worker_bar(worker, usage)
-    assert bar is not None
-    return bar
+    return sure(page.worker_bar(worker, usage))
 
 
 def parts(worker: WorkerMemory, usage: float | None = 0.25) -> dict[str, float]:
@@ -138,8 +137,7 @@ def test_the_bar_always_adds_up_to_the_card(worker: WorkerMemory, usage: float |
 
 def test_the_driver_alone_tells_less_nothing_says_how_to_get_more_and_the_tightest_comes_first() -> None:
     """What the engine and others hold and what is free; no bar and one sentence; the one with the least slack is first."""
-    bar = page.card_bar(CardState("GPU 0", total=24 * GIB, free=4 * GIB, by_engine=18 * GIB))
-    assert bar is not None
+    bar = sure(page.card_bar(CardState("GPU 0", total=24 * GIB, free=4 * GIB, by_engine=18 * GIB)))
     assert [(one["part"], one["bytes"] // GIB) for one in bar["parts"]] == [("engine", 18), ("others", 2), ("slack", 4)]
     for look, why in ((None, "unknown: not looked at yet"), (Look(0.0, 0.0, Reach.ANSWERS), page.NO_FIGURES)):
         assert page.ledgers(look) == {"bars": [], "why": why, "left_out": 0}

@@ -167,8 +167,8 @@ def test_a_listener_is_told_everything_once_and_what_there_is_not(guard: Guard) 
     assert (found["entries"], "--act" in found["says"]) == ([], True)
 
 
-def test_listeners_are_bounded_and_leave_room(guard: Guard) -> None:
-    """One more than there may be is refused, other questions are still answered, and who hangs up makes room."""
+def test_listeners_are_bounded_and_the_page_is_there_without_a_token(guard: Guard) -> None:
+    """One more than there may be is refused, who hangs up makes room; without a token neither stream nor journal is open."""
     there = [listen(guard) for _ in range(MOST_LISTENERS)]
     for _, answer in there:
         told(answer)
@@ -185,9 +185,6 @@ def test_listeners_are_bounded_and_leave_room(guard: Guard) -> None:
     assert answer.status == 200
     connection.close()
 
-
-def test_the_page_is_there_without_a_token_and_what_it_shows_is_not(guard: Guard) -> None:
-    """Its files are open; the stream and the journal are not."""
     for path in ("/", "/page/app.js", "/page/style.css", "/page/icon.svg"):
         assert guard.get(path, authorization="")[0] == 200
     for path in ("/events", "/journal", "/page/nothing.js"):
