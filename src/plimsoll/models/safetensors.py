@@ -169,13 +169,7 @@ def parse_header(content: bytes, data_bytes: int, where: str) -> Header:
     reached = 0
     for begin, end, info in sorted(found):
         if begin != reached or end < begin:
-            what = (
-                "overlaps the one before it"
-                if begin < reached
-                else "leaves a gap before it"
-                if begin > reached
-                else "ends early"
-            )
+            what = "leaves a gap before it" if begin > reached else "overlaps the one before it"
             raise BadInput(f"{where}: the data of tensor {_shown(info.name)} {what}")
         reached = end
     if reached != data_bytes:
