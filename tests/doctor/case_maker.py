@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from plimsoll.doctor.rules.facts import FailureCase, LogFacts, PlanFigures
-from plimsoll.doctor.rules.root_cause import OomFigures, Symptom
+from plimsoll.doctor.rules.out_of_memory import OomFigures
+from plimsoll.doctor.rules.root_cause import Symptom
 from plimsoll.doctor.rules.timeline import FailedStep, LoggedException, ServerProgress, TracebackFrame
 from plimsoll.findings import Code
 from plimsoll.vllm.failure_texts import TEXTS

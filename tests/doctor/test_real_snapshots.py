@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.doctor.read.snapshots import read_snapshot
-from plimsoll.doctor.rules.root_cause import parse_oom
+from plimsoll.doctor.rules.out_of_memory import parse_oom
 from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
 from plimsoll.doctor.rules.snapshot_facts import LARGE_PAGE, Category, Snapshot
 from plimsoll.findings import Code

@@ -11,7 +11,7 @@ from benchmarks.doctor_accuracy import of_ours
 from benchmarks.doctor_reports import CONFIDENT, judged, of_reports
 from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose, look_next
 from plimsoll.doctor.rules.facts import facts_of, fitting, role_of
-from plimsoll.doctor.rules.root_cause import OomFigures, without_siblings
+from plimsoll.doctor.rules.out_of_memory import OomFigures, without_siblings
 from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.render.doctor import as_text

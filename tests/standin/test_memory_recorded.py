@@ -14,7 +14,7 @@ import pytest
 
 from lab.catalogue.log_lines import log_line
 from plimsoll.doctor.rules.diagnose import diagnose_log
-from plimsoll.doctor.rules.root_cause import parse_oom
+from plimsoll.doctor.rules.out_of_memory import parse_oom
 from plimsoll.standin.memory import DeviceModel, MemorySizes, OutOfMemory
 from tests.log_bytes import log_of_bytes
 

@@ -49,6 +49,7 @@ PLACES = tuple(
     (tuple(row["files"].split()), tuple(row.get("exceptions", "").split()), Code(row["code"])) for row in _TRACEBACKS["places"]
 )
 PLACED = tuple(_TRACEBACKS["records"])
+CLIENTS = frozenset(_TRACEBACKS["clients"].split())
 ENDERS = frozenset(_TRACEBACKS["enders"].split())
 CONSEQUENCES, CONSEQUENCE_WORDS = frozenset(_TRACEBACKS["consequences"].split()), tuple(_TRACEBACKS["consequence_words"])
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from plimsoll.doctor.rules.diagnose import build_finding
 from plimsoll.doctor.rules.facts import FailureCase, PlanFigures
-from plimsoll.doctor.rules.root_cause import OomFigures, parse_oom
+from plimsoll.doctor.rules.out_of_memory import OomFigures, parse_oom
 from plimsoll.doctor.rules.timeline import TracebackFrame
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.plan.findings import Advice

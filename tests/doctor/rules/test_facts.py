@@ -23,7 +23,7 @@ from plimsoll.doctor.rules.facts import (
     more_room,
 )
 from plimsoll.doctor.rules.log_text import Log
-from plimsoll.doctor.rules.root_cause import OomFigures
+from plimsoll.doctor.rules.out_of_memory import OomFigures
 from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.launch.command_line import read_command_line

@@ -5,15 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.doctor.rules.root_cause import (
-    MOST_PROCESSES,
-    LogVerdict,
-    OomFigures,
-    find_symptoms,
-    is_consequence,
-    judge,
-    parse_oom,
-)
+from plimsoll.doctor.rules.out_of_memory import MOST_PROCESSES, OomFigures, parse_oom
+from plimsoll.doctor.rules.root_cause import LogVerdict, find_symptoms, is_consequence, judge
 from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.findings import Code
 from plimsoll.units import GIB, KIB, MIB

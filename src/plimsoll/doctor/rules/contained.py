@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from plimsoll.doctor.rules.facts import FailureCase, LogFacts, gib, more_room
 from plimsoll.doctor.rules.log_text import LogLine
-from plimsoll.doctor.rules.root_cause import OomFigures, Symptom, parse_oom, parse_size
+from plimsoll.doctor.rules.out_of_memory import OomFigures, parse_oom, parse_size
+from plimsoll.doctor.rules.root_cause import Symptom
 from plimsoll.doctor.rules.timeline import FOLLOWING, LogTimeline
 from plimsoll.doctor.words import finding, remedies, words
 from plimsoll.findings import Code, Evidence, Finding, Remedy

@@ -32,16 +32,9 @@ from plimsoll.doctor.rules.facts import (
 from plimsoll.doctor.rules.kernel import judge_kernel
 from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.doctor.rules.nvidia_smi import judge_nvidia_smi
+from plimsoll.doctor.rules.out_of_memory import OomFigures
 from plimsoll.doctor.rules.pods import judge_pods
-from plimsoll.doctor.rules.root_cause import (
-    LogVerdict,
-    OomFigures,
-    Symptom,
-    is_consequence,
-    judge,
-    judge_runs,
-    spans_of_servers,
-)
+from plimsoll.doctor.rules.root_cause import LogVerdict, Symptom, is_consequence, judge, judge_runs, spans_of_servers
 from plimsoll.doctor.rules.timeline import (
     Hit,
     LogTimeline,

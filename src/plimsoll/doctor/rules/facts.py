@@ -10,7 +10,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from plimsoll.doctor.rules.log_text import LogLine
-from plimsoll.doctor.rules.root_cause import OomFigures, Symptom
+from plimsoll.doctor.rules.out_of_memory import OomFigures
+from plimsoll.doctor.rules.root_cause import Symptom
 from plimsoll.doctor.rules.timeline import LogTimeline, ServerProgress, ServerRun, present
 from plimsoll.doctor.words import words
 from plimsoll.errors import BadInput

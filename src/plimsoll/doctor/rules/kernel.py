@@ -113,10 +113,11 @@ def judge_kernel(log: Log) -> TextVerdict[tuple[str, ...]]:
     """Findings of the kernel lines in this text, and notes on what is not the cause by itself."""
     xids: list[XidEvent] = []
     rest: list[tuple[str, LogLine]] = []
+    is_servers = any(line.process or line.place for line in log.lines)  # whose own disk the rules of its log judge
     for line in log.lines:
         if not any(word in line.text for word in words("names")["written_by"]["kernel"]):
             continue
-        text = line.text if "No space left" in line.text and not line.process else kernel_message(line)
+        text = line.text if "No space left" in line.text and not is_servers else kernel_message(line)
         if text is None:
             continue
         found = re.search(_XID, text) if "Xid (" in text else None

@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from heapq import nsmallest
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import LogLine
+from plimsoll.doctor.rules.out_of_memory import OomFigures, parse_oom, without_siblings
 from plimsoll.doctor.rules.timeline import (
     CODES,
     FOLLOWING,
     RUNTIME,
+    UP,
     FailedStep,
     Hit,
     LoggedException,
@@ -35,152 +36,7 @@ from plimsoll.doctor.rules.timeline import (
 )
 from plimsoll.doctor.words import words
 from plimsoll.findings import Code
-from plimsoll.units import GIB
-from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, PLACES, TRAINER_FILES, FailureText, Role
-
-_compiled = cache(re.compile)
-_SIZE = r"(\d{1,12}(?:\.\d{1,6})?) ?(bytes|B|KiB|KB|MiB|MB|GiB|GB|TiB)"
-_UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "KB": 1 << 10, "MiB": 1 << 20, "MB": 1 << 20, "GiB": 1 << 30, "GB": 1 << 30,
-          "TiB": 1 << 40}  # fmt: skip
-_TRIED = rf"Tried to allocate {_SIZE}"
-_CAPACITY = rf"total capaci?ty of {_SIZE} of which {_SIZE} is free"
-_CAPACITY_OLD = rf"\(GPU (\d{{1,4}}); {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free(?:; {_SIZE} reserved)?"
-_THIS = rf"this process has {_SIZE} memory in use"
-_PROCESS = rf"Process (\d{{1,10}}) has {_SIZE} memory in use"
-_ALLOCATED = rf"{_SIZE} is allocated by PyTorch"
-_PRIVATE = rf"with {_SIZE} allocated in private pools"
-_RESERVED = rf"{_SIZE} is reserved by PyTorch but unallocated"
-_GPU = r"GPU (\d{1,4}) has a total"
-
-MOST_PROCESSES = 64
-# Where NVML cannot tell, torch prints the largest number there is (17179869184.00 GiB), or 0 bytes.
-BEYOND_ANY_CARD_BYTES = 1 << 42
-# Memory that no listed process accounts for: the driver itself keeps up to about a GiB of a large card.
-HIDDEN_MATTERS_BYTES = 3 * GIB
-# A desktop, a monitoring agent or the API server's own context: real, but not what a server fails for.
-NEIGHBOUR_MATTERS_BYTES = 3 * GIB // 2
-NEIGHBOUR_MATTERS_SHARE = 0.04
-
-
-class OomFigures(NamedTuple):
-    """The figures of one message; None where it does not state them."""
-
-    tried: int | None = None
-    total: int | None = None
-    free: int | None = None
-    gpu: int | None = None
-    allocated: int | None = None  # live, by torch
-    private: int | None = None  # of these, in private pools such as CUDA graphs
-    reserved_unallocated: int | None = None
-    this_process: int | None = None
-    processes: tuple[tuple[int, int], ...] = ()  # (pid, bytes) as listed
-
-    @property
-    def is_fragmented(self) -> bool:
-        """True if torch held enough unused memory for the request, but not in one piece."""
-        return self.tried is not None and self.reserved_unallocated is not None and self.reserved_unallocated >= self.tried
-
-    @property
-    def own(self) -> int | None:
-        """Memory that this process holds on the card, as far as the message states it."""
-        if self.this_process is not None:
-            return self.this_process
-        if self.allocated is None:
-            return None
-        torch = self.allocated + (self.reserved_unallocated or 0)
-        # Inside a container torch cannot tell which of the listed processes it is itself: the one that could hold its memory.
-        return min((size for _, size in self.processes if size >= torch - GIB // 4), default=torch)
-
-    @property
-    def others(self) -> int:
-        """Memory of other processes, listed or unaccounted for; 0 where the message does not tell."""
-        own = self.own
-        if own is None:
-            return 0
-        listed = sum(size for _, size in self.processes)
-        if self.this_process is None:
-            return max(0, listed - own) if listed else 0
-        hidden = self.total - self.free - own if self.total is not None and self.free is not None else 0
-        return max(listed, hidden if hidden >= HIDDEN_MATTERS_BYTES else 0)
-
-    @property
-    def neighbours(self) -> tuple[tuple[int, int], ...]:
-        """The listed processes that are not this one."""
-        if self.this_process is not None:
-            return self.processes
-        own = next((one for one in self.processes if one[1] == self.own), None)
-        return tuple(one for one in self.processes if one is not own)
-
-    @property
-    def is_limited(self) -> bool:
-        """True if the card had what was asked for: then a limit set for this process refused it."""
-        return self.free is not None and self.tried is not None and self.free > self.tried
-
-    @property
-    def has_neighbour(self) -> bool:
-        """True if others hold enough to be the reason; not where the card had room and a limit of its own stopped it."""
-        if self.is_limited:
-            return False
-        floor = max(NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE * (self.total or 0))
-        short = (self.tried or 0) - (self.free or 0)
-        return self.others >= max(floor, short * 0.5)
-
-
-def without_siblings(oom: OomFigures, pids: Collection[int]) -> OomFigures:
-    """The figures without the server's own other ranks (`pids`): what these hold is no neighbour's.
-
-    Inside a container the numbers differ: there a rank is known by holding as much as this one. What the card cannot hold
-    together lies on several.
-    """
-    own = oom.own
-    if len(pids) < 2 or own is None or not oom.processes:
-        return oom
-    is_one_card = oom.total is None or sum(size for _, size in oom.processes) <= oom.total
-    mine = next((entry for entry in oom.processes if entry[1] == own), None)
-    kept = [
-        (pid, size)
-        for pid, size in oom.processes
-        if (pid, size) == mine or (is_one_card and pid not in pids and abs(size - own) > SIBLING_SHARE * own)
-    ]
-    return oom._replace(processes=tuple(kept))
-
-
-SIBLING_SHARE = 0.03  # by which the memory of two ranks may differ
-
-
-def parse_oom(message: str) -> OomFigures:
-    """The figures of torch's message, in its newer or older wording; empty for a bare driver error."""
-    text = " ".join(message.split())
-
-    def size(pattern: str, group: int = 1) -> int | None:
-        match = _compiled(pattern).search(text)
-        return _bytes(match[group], match[group + 1]) if match is not None and match[group] else None
-
-    old, gpu = _compiled(_CAPACITY_OLD).search(text), _compiled(_GPU).search(text)
-    if old is not None:
-        allocated, reserved = size(_CAPACITY_OLD, 4), size(_CAPACITY_OLD, 8)
-        left = max(0, reserved - (allocated or 0)) if reserved is not None else None
-        free = size(_CAPACITY_OLD, 6)
-        return OomFigures(size(_TRIED), size(_CAPACITY_OLD, 2), free, int(old[1]), allocated, None, left)
-    listed = ((int(match[1]), _bytes(match[2], match[3])) for match in _compiled(_PROCESS).finditer(text))
-    this = size(_THIS)
-    return OomFigures(
-        tried=size(_TRIED), total=size(_CAPACITY), free=size(_CAPACITY, 3), gpu=int(gpu[1]) if gpu else None,
-        allocated=size(_ALLOCATED), private=size(_PRIVATE), reserved_unallocated=size(_RESERVED),
-        this_process=this if this and this < BEYOND_ANY_CARD_BYTES else None,
-        processes=tuple(islice((one for one in listed if 0 < one[1] < BEYOND_ANY_CARD_BYTES), MOST_PROCESSES)),
-    )  # fmt: skip
-
-
-def parse_size(text: str) -> int | None:
-    """The bytes of a size that stands alone, as torch writes it: "1.95 GiB"."""
-    match = _compiled(f"^{_SIZE}$").search(text)
-    return _bytes(match[1], match[2]) if match is not None else None
-
-
-def _bytes(number: str, unit: str) -> int:
-    return round(float(number) * _UNITS[unit])
-
+from plimsoll.vllm.failure_texts import CLIENTS, CONSEQUENCE_WORDS, CONSEQUENCES, PLACES, TRAINER_FILES, FailureText, Role
 
 MOST_SYMPTOMS = 400  # the first ones decide; a log may repeat one a million times
 NEAR = 64  # exceptions of other processes that may stand between a line and its own
@@ -231,6 +87,8 @@ def find_symptoms(
         if owner is not None and hit.at > owner.at and hit.text.code is Code.STARTUP_BAD_FLAG:
             owner = None  # the parser's own line, below somebody's exception
         text = timeline.log.lines[hit.at].text
+        if owner is not None and hit.at > owner.at and re.match(_QUOTES_ANOTHER, text.partition(hit.text.needle)[0]):
+            owner = None  # a line of somebody's below it, and no part of its message
         following = timeline.log.lines[hit.at + 1].text if hit.at + 1 < len(timeline.log.lines) else ""
         is_code = text.lstrip().startswith("raise ") or (owner is not None and hit.at < owner.at and text.startswith("    "))
         if is_code and (owner is None or owner.kind):
@@ -304,7 +162,8 @@ def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> 
     up, whose errors pass through vLLM, or the engine had died already: then it is a client's on the same terminal.
     """
     lines = timeline.log.lines
-    if not any(is_whole_and_foreign(one, lines) for one in exceptions):
+    of_clients = {one.at for one in exceptions if not _is_signed(one.at, one, lines) and one.kind.partition(".")[0] in CLIENTS}
+    if not of_clients and not any(is_whole_and_foreign(one, lines) for one in exceptions):
         return frozenset()
     if not timeline.milestones and not any(line.process or line.place or "vllm" in line.text for line in lines):
         return frozenset()
@@ -323,11 +182,23 @@ def _strangers(timeline: LogTimeline, exceptions: Sequence[LoggedException]) -> 
         is_late = timeline.came_up_before(one.first) or any(first <= at < one.first for at in died) or any(refused)
         return one.at + one.message.count("\n") >= last and not is_late
 
-    return frozenset(one.at for one in exceptions if one.at not in ours and not is_last_word(one))
+    return frozenset(one.at for one in exceptions if one.at in of_clients or (one.at not in ours and not is_last_word(one)))
 
 
+def _is_signed(at: int, raised: LoggedException | None, lines: Sequence[LogLine]) -> bool:
+    """True if a process of the server says so: by its prefix or its record, or by calls of vLLM's in the traceback."""
+    return bool(lines[at].process or lines[at].place) or (
+        raised is not None and any("vllm" in one.file for one in raised.frames)
+    )
+
+
+_QUOTES_ANOTHER = r"\S.{0,160}?(?:\W\w{1,40}(?:Error|Exception): | NCCL WARN )"
 _RAN_OUT = r"(?i)\bout of memory\b|\bnot enough (?:device |free |gpu )?(?:memory|space) (?:to|for) (?:allocate|allocation)"
-_OF_ANOTHER_CARD = r"(?i)\b(?:only supports?|requires?|needs?)\b.{0,60}\b(?:GPUs? or newer|compute capability|sm_?\d\d)"
+_OF_ANOTHER_CARD = (
+    r"(?i)\b(?:only supports?|requires?|needs?)\b.{0,60}\b(?:GPUs? or newer|compute capability|sm_?\d\d)"
+    r"|\bnot (?:yet )?(?:implemented|supported|available|compiled)\b.{0,40}"
+    r"\b(?:Blackwell|Hopper|Ada|Ampere|Turing|Volta|sm_?\d\d)\b"
+)
 _ASKS = r"(?i)\b(?:set|enable|use|pass|with|add|remove|disable)\b.{0,40}(?:\bVLLM_\w{3,60} ?=|[ `'\"]--[a-z][\w-]{3,50})"
 _ANY_DEVICE = FailureText("any-device", "", Role.OUT_OF_MEMORY, speaker="")
 
@@ -583,9 +454,9 @@ def judge(timeline: LogTimeline, verdicts: Sequence[LogVerdict] = ()) -> LogVerd
 
 def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str, int]) -> LogVerdict:
     first, end = (bisect_left(timeline.hits, at, key=lambda hit: hit.at) for at in (run.first, run.end))
-    hits = timeline.hits[first:end]
     exceptions = [one for one in timeline.exceptions if run.first <= one.at < run.end]
     lines = timeline.log.lines
+    hits = _without_strangers(timeline, run, timeline.hits[first:end], exceptions)
     deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH)
     for hit in deaths:
         # A script that had all its answers ends, and takes its engine with it: the client then calls that a death.
@@ -595,6 +466,12 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str
             if "100%" in bar and not any("Traceback" in line.text or "EngineDeadError" in line.text for line in before):
                 deaths = tuple(one for one in deaths if one is not hit)
     symptoms, noise = find_symptoms(timeline, hits, exceptions)
+    symptoms = [
+        one._replace(confidence=UNSURE)
+        if _is_nobodys(one, timeline, run) and not any(hit.at > one.at for hit in deaths)
+        else one
+        for one in symptoms
+    ]
     stop = _stop(timeline, hits, exceptions, is_sound=not symptoms and not deaths)
     before_stop = [one for one in symptoms if stop is None or (one.at < stop and _ended_something(one, deaths, timeline))]
     progress = timeline.progress_at(run.end)
@@ -616,6 +493,30 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str
         root, memory = (root if later.code is Code.ENGINE_DEAD else later), None
         noise = tuple(hit for hit in noise if hit.at != later.at)
     return LogVerdict(root, tuple(noise), deaths, memory, progress, run, 0, stopped)
+
+
+def _is_nobodys(one: Symptom, timeline: LogTimeline, run: ServerRun) -> bool:
+    """True for a shortage without a call or a signature, in the log of a server that signs what it says."""
+    is_bare = one.code.is_memory and one.exception is not None and not one.exception.frames
+    lines = timeline.log.lines
+    return is_bare and not lines[one.at].process and any(line.place for line in lines[run.first : run.end])
+
+
+def _without_strangers(
+    timeline: LogTimeline, run: ServerRun, hits: Sequence[Hit], exceptions: Sequence[LoggedException]
+) -> list[Hit]:
+    """The texts without those that no process of the server signs and after which it went on: another program's."""
+    lines = timeline.log.lines
+    if not any(line.place for line in lines[run.first : run.end]):
+        return list(hits)
+    steps = [at for at, step in timeline.milestones if run.first <= at < run.end and step is not ServerProgress.SERVING]
+    work = [at for at in timeline.serving if run.first <= at < run.end]
+    outlived = max([*steps[-1:], *work[-2:-1], *(at for at in work if any(word in lines[at].text for word in UP))], default=-1)
+    owners = _Owners(exceptions, lines)
+    return [
+        hit for hit in hits
+        if hit.at > outlived or hit.text.speaker in ("kernel", "nvml") or _is_signed(hit.at, owners.of(hit.at), lines)
+    ]  # fmt: skip
 
 
 def _failure_of_another_server(
@@ -657,8 +558,14 @@ _WEAK_DEATHS = frozenset({"worker-exception", "terminate-called"})  # printed be
 
 
 def _stop(timeline: LogTimeline, hits: Sequence[Hit], exceptions: Sequence[LoggedException], *, is_sound: bool) -> int | None:
-    """The line at which somebody asked it to end, or None. Uvicorn's farewell counts only where nothing else was wrong."""
-    hits = [hit for hit in hits if is_sound or hit.text.name != "uvicorn-stopped"]
+    """The line at which somebody asked it to end, or None.
+
+    Uvicorn's farewell, and what nobody signs, count only where nothing else was wrong.
+    """
+    lines = timeline.log.lines
+    is_signed = any(line.place for line in lines)
+    weak = [hit for hit in hits if is_signed and hit.text.speaker == "python" and not _is_signed(hit.at, None, lines)]
+    hits = [hit for hit in hits if is_sound or not (hit.text.name == "uvicorn-stopped" or hit in weak)]
     # A key on the terminal is heard by whatever runs there: the server's only where it says so, or nothing more.
     answers = [hit.at for hit in hits if hit.text.role is Role.STOP and hit.text.speaker != "terminal"]
     heard = max([*answers, *(one.at for one in exceptions if one.name == "KeyboardInterrupt")], default=0)
@@ -675,6 +582,7 @@ def _stop(timeline: LogTimeline, hits: Sequence[Hit], exceptions: Sequence[Logge
     return min(asked, default=None)
 
 
+_OUTSIDE = frozenset("kernel nvml shell slurm systemd script docker argparse ray".split())  # write without vLLM's prefix
 _SERVER = "APIServer pid="  # one a server: those of --api-server-count have a number in their name
 UNSURE = 0.35  # told, and neither blamed on memory nor ruled out
 _NAMES_STEP = frozenset({"sampler-warmup", "weights-too-large"})
@@ -683,8 +591,14 @@ _NAMES_STEP = frozenset({"sampler-warmup", "weights-too-large"})
 def _choose_root(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: LogTimeline) -> Symptom | None:
     """The cause: the first symptom that ended something; vLLM's own naming of the step refines an allocation error.
 
-    A line that is no part of an exception, and no signal, is the cause only where no exception and no signal is.
+    A line that is no part of an exception, and no signal, is the cause only where no exception and no signal is; and what
+    nobody signs only where none of the server's processes names a cause.
     """
+    lines = timeline.log.lines
+    signed = [one for one in symptoms if _is_signed(one.at, one.exception, lines)]
+    if any(one.text is not None and not one.is_loose for one in signed):
+        outside = [one for one in symptoms if one.text is not None and one.text.speaker in _OUTSIDE]
+        symptoms = [one for one in symptoms if one in signed or one in outside]
     solid = [one for one in symptoms if one.text is not None and _ended_something(one, deaths, timeline)]
     if any(not one.is_loose for one in symptoms) or any(hit.text.speaker != "vllm" for hit in deaths):
         solid = [one for one in solid if not one.is_loose]

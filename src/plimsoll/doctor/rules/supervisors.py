@@ -254,7 +254,9 @@ def read_systemd(log: Log) -> PodFacts:
             units.stops.setdefault(stop[1], []).append(line)
     named = dict.fromkeys((*units.endings, *units.restarts, *units.limits, *units.timeouts, *units.stops))
     candidates = [unit for unit in named if not unit.lower().startswith(_SYSTEM_UNITS)]
-    ours = [unit for unit in candidates if "vllm" in unit.lower()] or candidates
+    # Beside a server's log that is no journal, a unit of another name is another's.
+    is_beside = any(line.place and not line.server for line in log.lines)
+    ours = [unit for unit in candidates if "vllm" in unit.lower()] or ([] if is_beside else candidates)
     counts = max((units.restarts[unit] for unit in ours if unit in units.restarts), key=lambda some: some[-1][0], default=[])
     times = [line.at for _, line in counts if line.at is not None]
     others = [unit for unit in units.endings if unit not in ours]

@@ -158,7 +158,11 @@ def _is_intruder(lines: Sequence[LogLine], index: int, stream: _Stream) -> bool:
         return False
     below = following.text.strip()
     is_code = (index == stream.call + 1 and following.text.startswith("    ")) or (bool(below) and not set(below) - {"^", "~"})
-    return is_code or _traceback_pattern(_FRAME).match(following.text) is not None
+    if is_code or _traceback_pattern(_FRAME).match(following.text) is not None:
+        return True
+    # Words before a colon that are no exception's name, and below them one that is.
+    raised, words = _traceback_pattern(_RAISED), _traceback_pattern(_ANY_EXCEPTION)
+    return raised.match(text) is None and words.match(text) is not None and raised.match(following.text) is not None
 
 
 def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> None:
