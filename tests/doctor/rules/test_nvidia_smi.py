@@ -24,7 +24,6 @@ PROCESSES = (
     (OLD, [(0, "Tesla V100-SXM2...", 1000, 16160)], ((0, 12345, "python3", 990),)),
     (GB10, [(0, "NVIDIA GB10", None, None)], ()),  # it gives no memory: unknown, never 0; and no process is an answer
     (MIG, None, ((0, 77777, "VLLM::EngineCore", 9000),)),  # a slice has its own memory; the card's is not its
-    (FULL, [(0, "NVIDIA A100-SXM4-80GB", 79000, 81920)], ((0, 4242, "VLLM::EngineCore", 78456),)),
     ("a, b, c\n| x | y | z |\nGPU 0 is fine\nGPU KV cache size: 1,000 tokens", [], None),  # tables and csv of others
 ])  # fmt: skip
 def test_every_layout_is_read(

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import LONGEST, WRAPPED_SHARE, Log, LogLine
+from plimsoll.doctor.words import words
 from plimsoll.errors import BadInput
 from plimsoll.net.inputs import SAMPLE_BYTES, Budget, Descriptor, is_plain, is_text, opened, text_blocks
 
@@ -29,8 +30,8 @@ from plimsoll.net.inputs import SAMPLE_BYTES, Budget, Descriptor, is_plain, is_t
 # [rank0]: text                                                           torch
 # vLLM's own prefix is cut off; the level of somebody else's format is only read, and the text left whole.
 
-LEVELS = {"TRACE": "DEBUG", "DEBUG": "DEBUG", "INFO": "INFO", "NOTICE": "INFO", "WARN": "WARNING", "WARNING": "WARNING",
-          "ERROR": "ERROR", "CRITICAL": "CRITICAL", "FATAL": "CRITICAL"}  # fmt: skip
+LEVELS: dict[str, str] = words("names")["levels"]
+_JSON: dict[str, list[str]] = words("names")["json"]
 
 MOST_PARTS = 1000  # of one line: a traceback posted without its line ends has one a frame
 
@@ -144,11 +145,6 @@ _FEWEST_RECORDS = 5  # by which indented JSON is known
 _MESSAGE_LINES = 2000  # of one JSON message
 _DOCKER_PIECE_BYTES = 16_000  # docker cuts longer lines into records
 _STAMPED = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-_JSON_TEXT = ("log", "MESSAGE", "message", "msg", "text", "textPayload", "body", "event", "line")
-_JSON_SERVER = ("CONTAINER_NAME", "container_name", "_SYSTEMD_UNIT", "UNIT", "pod_name", "pod", "SYSLOG_IDENTIFIER")
-_JSON_STAMP = ("time", "timestamp", "@timestamp", "ts", "asctime")
-_JSON_LEVEL = ("level", "levelname", "severity")
-_JSON_RAISED = ("exc_info", "exception", "exc_text", "stack_trace", "traceback", "stack")
 
 
 class UnwrappedLine(NamedTuple):
@@ -182,7 +178,7 @@ _JOURNAL_RE = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})? ")
 _COMPOSE_RE = re.compile(r"(?P<service>[A-Za-z0-9][\w.\-]{0,80}?(?P<number>[_-]\d{1,4})?) {0,40}\| ?")
 _POD_RE = re.compile(r"\[pod/(?P<name>[\w.\-]{1,120}/[\w.\-]{1,120})\] ?")
 _BRACKETED_RE = re.compile(rf"\[({_STAMPED})\] ?")
-_LEVELLED_RE = re.compile(rf'"(?:{"|".join(_JSON_LEVEL)})"\s{{0,4}}:\s{{0,4}}"(\w{{1,20}})"')
+_LEVELLED_RE = re.compile(rf'"(?:{"|".join(_JSON["level"])})"\s{{0,4}}:\s{{0,4}}"(\w{{1,20}})"')
 _WORD_RE = re.compile(r"[A-Za-z][\w.\-]{1,60}: ?(?=\S|$)|\[[A-Za-z][\w.\-/ ]{0,40}\] ?")
 
 
@@ -280,7 +276,7 @@ def _of_json(text: str) -> UnwrappedLine | None:
         return None
     if not isinstance(tree, dict):
         return None
-    said = next((tree[key] for key in _JSON_TEXT if isinstance(tree.get(key), str | list)), None)
+    said = next((tree[key] for key in _JSON["text"] if isinstance(tree.get(key), str | list)), None)
     if isinstance(said, list):  # journald writes what is not UTF-8 as numbers
         if not all(isinstance(number, int) and 0 <= number < 256 for number in said):
             return None
@@ -289,7 +285,7 @@ def _of_json(text: str) -> UnwrappedLine | None:
         return None
     if isinstance(kubernetes := tree.get("kubernetes"), dict):
         tree = {**kubernetes, **tree}
-    if raised := _first(tree, _JSON_RAISED):
+    if raised := _first(tree, _JSON["raised"]):
         said = f"{said}\n{raised}"
     is_docker = isinstance(tree.get("log"), str)
     goes_on = is_docker and not said.endswith("\n") and len(said.encode("utf-8", "replace")) >= _DOCKER_PIECE_BYTES
@@ -298,16 +294,16 @@ def _of_json(text: str) -> UnwrappedLine | None:
     if isinstance(at, str) and at.isdecimal() and len(at) < 20:
         seconds = int(at) / 1e6
     elif (
-        number := next((tree[key] for key in _JSON_STAMP if isinstance(tree.get(key), int | float)), 0)
+        number := next((tree[key] for key in _JSON["stamp"] if isinstance(tree.get(key), int | float)), 0)
     ) and 1e8 < number < 1e10:
         seconds = float(number)
     return UnwrappedLine(
-        said.removesuffix("\n"), _first(tree, _JSON_SERVER).removesuffix(".service"), _first(tree, _JSON_STAMP),
-        _first(tree, _JSON_LEVEL), seconds, goes_on, is_docker,
+        said.removesuffix("\n"), _first(tree, _JSON["server"]).removesuffix(".service"), _first(tree, _JSON["stamp"]),
+        _first(tree, _JSON["level"]), seconds, goes_on, is_docker,
     )  # fmt: skip
 
 
-def _first(tree: dict[str, object], keys: tuple[str, ...]) -> str:
+def _first(tree: dict[str, object], keys: Iterable[str]) -> str:
     return next((value for key in keys if isinstance(value := tree.get(key), str)), "")
 
 

@@ -53,12 +53,6 @@ from plimsoll.vllm.failure_texts import TEXTS, FailureText
 
 _MOST_HOLDERS = 4
 _CAME_UP = "Application startup complete"
-_WHEN = {
-    ServerProgress.BEGUN: "before it loads the model", ServerProgress.LOADING: "while it loads the model",
-    ServerProgress.LOADED: "after the model was loaded and before its memory was measured",
-    ServerProgress.MEASURED: "after its memory was measured", ServerProgress.CAPTURING: "while it captures CUDA graphs",
-    ServerProgress.CAPTURED: "right before it would serve",
-}  # fmt: skip
 
 
 def is_foreign(timeline: LogTimeline, verdict: LogVerdict) -> bool:
@@ -95,9 +89,10 @@ def remarks_on(
             yield f"a server {who}came up {where}, after what failed above: it may be over, or it is another server's log, too"
     if verdict.root is not None or verdict.deaths or has_findings:
         return
-    if memory is None and verdict.progress in _WHEN:
+    breaks_off = words("names")["breaks_off"].get(verdict.progress.name.lower())
+    if memory is None and breaks_off is not None:
         at = "" if last.line is None else f" at line {last.line}"
-        yield f"{source} breaks off{at}, {_WHEN[verdict.progress]}, and does not say why; its last words: {last.text[:160]}"
+        yield f"{source} breaks off{at}, {breaks_off}, and does not say why; its last words: {last.text[:160]}"
     elif memory is False and verdict.progress is ServerProgress.SERVING:
         yield (
             "the log shows a server that came up, and no end of it. If it was restarted, this is the log of the new one: "
@@ -220,12 +215,8 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[FailureText] = 
     if verdict.runs_failed >= CRASH_LOOP and not has_served:
         starts = [evidence(log, run.first) for run in timeline.runs[-3:]]
         findings.append(finding("failing-starts", starts, count=verdict.runs_failed))
-    if (
-        contained is not None
-        and findings
-        and findings[0].code.startswith("runtime.")
-        and findings[0].severity is Severity.CRITICAL
-    ):
+    is_step = bool(findings) and findings[0].code.startswith("runtime.") and findings[0].severity is Severity.CRITICAL
+    if contained is not None and is_step:
         proof = [evidence(timeline.log, one.at) for one in contained.given_up[-1:]]
         reason = printable(hide_user_text(redact(contained.not_armed[-1].text))).strip() if contained.not_armed else ""
         findings[0] = with_containment(findings[0], contained, proof, reason)
@@ -245,16 +236,10 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[FailureText] = 
     if not told and (kv := [one for one in trends if one.code.startswith("kv.") and one.severity is not Severity.INFO]):
         memory, findings = True, [*kv, *findings]
         trends = [one for one in trends if one not in kv]
-    elif (
-        memory is False
-        and not told
-        and any(
-            is_full(one.kv, one.running, one.most_running) and matters(one.waiting, one.running)
-            for moments in moments_of_log(log).values()
-            for one in moments[-3:]
-        )
-    ):
-        memory = None  # full, with a queue, when the log breaks off: too short to call it trouble or to rule it out
+    elif memory is False and not told:
+        ends = [one for moments in moments_of_log(log).values() for one in moments[-3:]]
+        if any(is_full(one.kv, one.running, one.most_running) and matters(one.waiting, one.running) for one in ends):
+            memory = None  # full, with a queue, when the log breaks off: too short to call it trouble or to rule it out
     is_kernels = verdict.root is not None and verdict.root.text is not None and verdict.root.text.name == "kernel-oom"
     if is_kernels and around and findings[0].code is Code.HOST_OUT_OF_MEMORY:
         findings = findings[1:]  # the judge of the kernel's lines says more of it

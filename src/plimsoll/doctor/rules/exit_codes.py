@@ -7,11 +7,6 @@ from typing import NamedTuple
 from plimsoll.doctor.words import finding, words
 from plimsoll.findings import Evidence, Finding
 
-_SIGNALS = {
-    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
-    10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ",
-    31: "SIGSYS",
-}  # fmt: skip
 _ABOVE = "what went wrong: the cause stands in the log, above the last traceback"
 _KILL = 9
 _STOP_BEFORE = ". It had been asked to stop before: the time that it was given for that may have run out"
@@ -45,7 +40,7 @@ def judge_exit(code: int, *, stop_seen: bool | None = None) -> ExitVerdict:
     is_signal = -64 <= code < 0 or 128 < code <= 192
     number = abs(code) if code < 0 else code - 128 if is_signal else code
     row = words("exits")["signals" if is_signal else "codes"].get(number)
-    name = _SIGNALS.get(number, f"signal {number}")
+    name = words("names")["signals"].get(number, f"signal {number}")
     if row is None and is_signal:
         return ExitVerdict(None, f"Exit code {code}: ended by {name}.", "why: this signal is seldom sent to a server")
     if row is None:

@@ -1,4 +1,4 @@
-"""Reads the output of nvidia-smi (the table, and -q): cards, memory, who holds it; judges what it says is broken."""
+"""Reads nvidia-smi (the table, the health of -q): cards, memory, who holds it; judges what it says is broken."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import WRITTEN_BY, Log, LogLine, TextVerdict, quote
-from plimsoll.doctor.words import finding
+from plimsoll.doctor.words import finding, words
 from plimsoll.findings import Code, Finding, Severity
 
 MOST_READINGS = 500
@@ -99,84 +99,46 @@ _CARD = r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s{0
 
 
 class CardHealth(NamedTuple):
-    """The health a card reports; empty and None where it reports nothing."""
+    """The health a card reports; empty and 0 where it reports nothing."""
 
     gpu: str  # its bus address
-    uncorrected: int | None = None  # since the driver was loaded
+    uncorrected: int = 0  # memory errors since the driver was loaded
     faults: frozenset[str] = frozenset()  # keys of _FAULTS
     recovery: str = ""
     lines: tuple[LogLine, ...] = ()
-
-
-class _Card:
-    """One card's part of the printout."""
-
-    def __init__(self, index: int, bus: str) -> None:
-        self.gpu = SmiGpu(index, "")
-        self.health = CardHealth(bus)
-        self.processes: list[SmiProcess] = []
-        self.pid: int | None = None
-        self.name = ""
-
-    def take(self, path: list[str], key: str, value: str, line: LogLine) -> None:
-        """One `key : value` line, with the headings it stands under."""
-        number = int(value.split()[0]) if re.match(r"\d{1,12}(?: |$)", value) else None
-        old, shown = self.health, False
-        if "FB Memory Usage" in path and key in ("Total", "Used"):
-            gpu = self.gpu._replace(lines=(*self.gpu.lines, line)[:6])
-            self.gpu = gpu._replace(total_mib=number) if key == "Total" else gpu._replace(used_mib=number)
-        elif key == "Product Name":
-            self.gpu = self.gpu._replace(name=value)
-        elif key == "Process ID":  # the first of a process's four lines; the last one completes it
-            self.pid, self.name = number, ""
-        elif key == "Used GPU Memory":
-            if self.pid is not None and len(self.processes) < 2000:
-                self.processes.append(SmiProcess(self.gpu.number, self.pid, self.name, number))
-                self.pid = None
-        elif "Processes" in path:
-            self.name = value if key == "Name" else self.name
-        elif "Uncorrectable" in key and "Volatile" in path and number is not None:
-            self.health, shown = old._replace(uncorrected=(old.uncorrected or 0) + number), number > 0
-        elif key == "GPU Recovery Action":
-            self.health, shown = old._replace(recovery=value[:60]), value not in ("None", "N/A")
-        elif value == "Yes" and key in _FAULTS and (key != "Pending" or "Remapped Rows" in path):
-            self.health, shown = old._replace(faults=old.faults | {key}), True
-        if shown:
-            self.health = self.health._replace(lines=(*self.health.lines, line)[:6])
 
 
 _LASTING_FAULTS = frozenset({"Remapping Failure Occurred", "SRAM Threshold Exceeded", "Unrepairable Memory"})
 _FAULTS = _LASTING_FAULTS | {"Pending", "Pending Page Blacklist"}
 
 
-def read_full(lines: Sequence[LogLine]) -> tuple[tuple[SmiReading, ...], tuple[CardHealth, ...]]:
-    """Every `nvidia-smi -q` in the text, also a part of one (`-d MEMORY`)."""
-    cards: list[_Card] = []
-    path: list[tuple[int, str]] = []
+def read_health(lines: Sequence[LogLine]) -> tuple[CardHealth, ...]:
+    """The health of each card in every `nvidia-smi -q` in the text, also in a part of one (`-d ECC`)."""
+    cards: list[CardHealth] = []
+    path: list[tuple[int, str]] = []  # the headings that a line stands under, with their indentation
     for line in lines:
         text = line.text.rstrip()
-        if not text or not (cards or text.startswith("GPU ")):
-            continue
-        head = re.match(_CARD, text) if text.startswith("GPU ") else None
-        if head and len(cards) < MOST_CARDS:
-            cards.append(_Card(len({card.health.gpu for card in cards} - {head[1]}), head[1]))
+        if text.startswith("GPU ") and (head := re.match(_CARD, text)) and len(cards) < MOST_CARDS:
+            cards.append(CardHealth(head[1]))
             path = []
+        if not cards or not text[:1].isspace():
             continue
-        key, colon, value = text.partition(" : ")
-        if not colon:
-            if cards and len(text) < 80 and ":" not in text:
-                indent = len(text) - len(text.lstrip())
-                path = [one for one in path if one[0] < indent][:8]
-                path.append((indent, text.strip()))
+        indent = len(text) - len(text.lstrip())
+        key, colon, value = (part.strip() for part in text.partition(" : "))
+        path = [heading for heading in path if heading[0] < indent][:8]
+        headings = [heading for _, heading in path]
+        path += [] if colon else [(indent, key[:80])]
+        card, number = cards[-1], int(value) if value.isascii() and value.isdecimal() and len(value) < 12 else 0
+        if "Uncorrectable" in key and "Volatile" in headings and number:
+            card = card._replace(uncorrected=card.uncorrected + number)
+        elif key == "GPU Recovery Action" and value not in ("None", "N/A"):
+            card = card._replace(recovery=value[:60])
+        elif value == "Yes" and key in _FAULTS and (key != "Pending" or "Remapped Rows" in headings):
+            card = card._replace(faults=card.faults | {key})
+        else:
             continue
-        if cards:
-            indent = len(text) - len(text.lstrip())
-            path = [one for one in path if one[0] < indent]
-            cards[-1].take([one[1] for one in path], key.strip(), value.strip(), line)
-    if not cards:
-        return (), ()
-    listed = tuple(process for card in cards for process in card.processes)
-    return (SmiReading(tuple(card.gpu for card in cards), listed or None),), tuple(card.health for card in cards)
+        cards[-1] = card._replace(lines=(*card.lines, line)[:6])
+    return tuple(cards)
 
 
 _CONTEXT_MIB = 1024  # what drivers and contexts take unseen; less than this is not worth a word
@@ -203,17 +165,15 @@ class SmiFacts(NamedTuple):
 def judge_nvidia_smi(log: Log) -> TextVerdict[SmiFacts]:
     """Facts for other judges, and findings only for what the tool itself calls broken."""
     lines = [line for line in log.lines if not line.process]
-    full, health = read_full(lines)
-    facts = SmiFacts((*read_tables(lines), *full), health)
+    facts = SmiFacts(read_tables(lines), read_health(lines))
     complaints = [
         line for line in lines if any(word in line.text for word in WRITTEN_BY["smi_error"]) and "NVRM" not in line.text
     ]
-    found = []
-    for name, pattern in _ERRORS.items():
-        if shown := [line for line in complaints if re.search(pattern, line.text)]:
-            found.append(finding(name, quote(log, shown), said=" ".join(shown[0].text.split())[:200]))
+    rows = (row for name, row in words("findings").items() if name.startswith("smi-"))
+    matched = ((row, [line for line in complaints if re.search(row["pattern"], line.text)]) for row in rows)
+    found = [finding(row, quote(log, told), said=" ".join(told[0].text.split())[:200]) for row, told in matched if told]
     is_lost = any(one.code is Code.OTHER_HARDWARE for one in found)  # then the table's ERR! says the same again
-    found += [one for card in health if (one := _judge_health(log, card))]
+    found += [one for card in facts.health if (one := _judge_health(log, card))]
     reading = facts.last
     notes = []
     for gpu in reading.gpus if reading else ():
@@ -239,16 +199,6 @@ def judge_nvidia_smi(log: Log) -> TextVerdict[SmiFacts]:
     return TextVerdict(found, facts._replace(notes=tuple(notes)))
 
 
-_ERRORS = {
-    "smi-unreachable": r"Unable to determine the device handle for|GPU is lost|GPU has fallen off the bus",
-    "smi-mismatch": r"Failed to initialize NVML: Driver/library version mismatch|NVML library version: \d",
-    "smi-no-driver": (
-        r"NVIDIA-SMI has failed because it couldn.t communicate|Failed to initialize NVML: (?:Unknown|Driver Not)"
-    ),
-    "smi-no-devices": r"^\s{0,8}No devices were found\s{0,8}$",
-}
-
-
 def _judge_health(log: Log, card: CardHealth) -> Finding | None:
     severity, confidence = Severity.CRITICAL, 0.9
     if card.faults & _LASTING_FAULTS:
@@ -258,7 +208,7 @@ def _judge_health(log: Log, card: CardHealth) -> Finding | None:
         what = f"{card.uncorrected} uncorrectable memory error(s) since the driver was loaded"
         severity, confidence = Severity.WARNING, 0.75
         do = "drain the node and reset the GPU; watch whether they return"
-    elif card.recovery not in ("", "None", "N/A"):
+    elif card.recovery:
         what, confidence = f"the driver asks for: {card.recovery}", 0.85
         do = f"do what the driver asks for ({card.recovery})"
     elif card.faults:

@@ -302,7 +302,7 @@ def _probe(log: Log, facts: PodFacts) -> Finding | None:
         return finding("probe-found-it-dead", shown)
     if (status := re.search(r"statuscode: (\d{3})", seen)) is not None:  # it answered, and the answer was no
         unknown = ("it answered with an error", "see what the path of the probe answers: curl -i")
-        why, do = _BY_STATUS.get(status[1], unknown)
+        why, do = words("names")["probes"].get(int(status[1]), unknown)
         return finding("probe-refused", shown, status=status[1], why=why, do=do)
     refused = "connection refused" in seen
     patience = next((probe.patience_s for probe in facts.probes if probe.kind == kind), None)
@@ -314,14 +314,6 @@ def _probe(log: Log, facts: PodFacts) -> Finding | None:
         allowed=f" The {kind} probe gives up after {patience} s (delay + period x failures)." if patience is not None else "",
         lived=f" The container had run {ran:,.0f} s." if ran is not None else "",
     )  # fmt: skip
-
-
-_BY_STATUS = {
-    "404": ("it has no such path", "probe /health (vLLM's; /v1/models needs the key where one is set)"),
-    "401": ("it wants a key", "probe /health, which needs no key"),
-    "403": ("something in front of it forbids it", "probe the pod itself"),
-    "429": ("it was told to wait", "probe /health: it is answered however many requests wait"),
-}  # fmt: skip
 
 
 SERVED_S = 3600.0  # who ran so long before it ended was serving

@@ -72,24 +72,22 @@ def find_symptoms(
     timeline: LogTimeline, hits: Sequence[Hit], exceptions: Sequence[LoggedException]
 ) -> tuple[list[Symptom], tuple[Hit, ...]]:
     """Possible causes in the order of the log, and the out-of-memory texts that are none."""
-    noisy = {hit.at for hit in hits if hit.text.role is Role.NOISE}
+    noisy, lines = {hit.at for hit in hits if hit.text.role is Role.NOISE}, timeline.log.lines
     found: list[Symptom] = []
     noise: list[Hit] = []
     covered: set[int] = set()
-    owners = _Owners(exceptions, timeline.log.lines)
+    owners = _Owners(exceptions, lines)
     pids: frozenset[int] | None = None
     strangers = _strangers(timeline, exceptions)
-    are_named = any("pid=" in line.process for line in timeline.log.lines)
+    are_named = any("pid=" in line.process for line in lines)
     for hit in hits:
         if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY) or len(found) >= MOST_SYMPTOMS:
             continue
-        owner = owners.of(hit.at)
-        if owner is not None and hit.at > owner.at and hit.text.code is Code.STARTUP_BAD_FLAG:
-            owner = None  # the parser's own line, below somebody's exception
-        text = timeline.log.lines[hit.at].text
-        if owner is not None and hit.at > owner.at and re.match(_QUOTES_ANOTHER, text.partition(hit.text.needle)[0]):
-            owner = None  # a line of somebody's below it, and no part of its message
-        following = timeline.log.lines[hit.at + 1].text if hit.at + 1 < len(timeline.log.lines) else ""
+        owner, text = owners.of(hit.at), lines[hit.at].text
+        is_others = hit.text.code is Code.STARTUP_BAD_FLAG or re.match(_QUOTES_ANOTHER, text.partition(hit.text.needle)[0])
+        if owner is not None and hit.at > owner.at and is_others:
+            owner = None  # the parser's own line or somebody's, below an exception and no part of its message
+        following = lines[hit.at + 1].text if hit.at + 1 < len(lines) else ""
         is_code = text.lstrip().startswith("raise ") or (owner is not None and hit.at < owner.at and text.startswith("    "))
         if is_code and (owner is None or owner.kind):
             continue  # a traceback quotes it, and what it raised stands below; where it breaks off, its code is all there is
@@ -101,14 +99,12 @@ def find_symptoms(
             noise += [hit] if hit.text.role is Role.OUT_OF_MEMORY else []
             continue
         # The few lines that NCCL prints with its error may name memory as its reason.
-        near = (
-            line.text for line in timeline.log.lines[hit.at : hit.at + 5] if line.process == timeline.log.lines[hit.at].process
-        )
+        near = (line.text for line in lines[hit.at : hit.at + 5] if line.process == lines[hit.at].process)
         is_nccl = hit.text.code is Code.OTHER_COLLECTIVES and any("out of memory" in text for text in near)
         if hit.text.role is Role.OUT_OF_MEMORY or is_nccl:
             if pids is None:  # of the server's workers, as far as its lines name them
                 run = timeline.run_at(hit.at)
-                names = {line.process for line in timeline.log.lines[run.first : run.end] if "orker" in line.process}
+                names = {line.process for line in lines[run.first : run.end] if "orker" in line.process}
                 pids = frozenset(int(match[1]) for name in names if (match := re.search(r"pid=(\d{1,10})", name)))
             found.append(_out_of_memory(timeline, hit, owner, exceptions, pids))
         elif hit.text.code is None or (owner is None and (", retrying " in text or following.startswith("Retrying in "))):
@@ -119,12 +115,11 @@ def find_symptoms(
         ):  # fmt: skip
             continue  # inside an exception that only passes on another's failure, and not in the message that it passes on
         else:
-            quoted = hit.text.speaker == "cuda" and owner is None and is_quoted(timeline.log.lines[hit.at])
+            quoted = hit.text.speaker == "cuda" and owner is None and is_quoted(lines[hit.at])
             confidence = 0.95 if owner is not None else 0.85
             found.append(Symptom(hit.at, hit.text.code, confidence, hit.text, owner, quoted=quoted))
         is_named = are_named and hit.text.role is Role.CAUSE
-        is_caught = owner is not None and _is_caught(owner, timeline.log.lines, are_named=is_named)
-        found[-1] = found[-1]._replace(caught=is_caught)
+        found[-1] = found[-1]._replace(caught=owner is not None and _is_caught(owner, lines, are_named=is_named))
     for one in exceptions[:MOST_SYMPTOMS]:
         if one.at in covered | strangers or one.in_logging or one.warned or is_consequence(one):
             continue
@@ -134,12 +129,11 @@ def find_symptoms(
             found.append(_out_of_memory(timeline, Hit(_ANY_DEVICE, one.at), one, exceptions, ())._replace(confidence=0.6))
         else:
             found.append(Symptom(one.at, _kind_of(one, timeline), 0.6, None, one))
-        found[-1] = found[-1]._replace(caught=_is_caught(one, timeline.log.lines, are_named=True))
+        found[-1] = found[-1]._replace(caught=_is_caught(one, lines, are_named=True))
     # The engine's echo of a worker's error, where the worker's own words are lost.
     echoes = [one for one in exceptions if re.match(r"Worker failed with error '.{4}", one.message) and not one.in_logging]
     found = found or [Symptom(one.at, Code.OTHER_ENGINE_ERROR, 0.5, None, one) for one in echoes]
     # A traceback that breaks off: by the innermost of its calls, where that tells.
-    lines = timeline.log.lines
     broken = [one for one in exceptions if not one.kind and (one.process.startswith(_INSIDE) or lines[one.first].place)]
     cut = [(one, _code_of_place(one, one.frames[-2:])) for one in broken]
     found = found or [Symptom(one.at, code, 0.5, None, one) for one, code in cut if code is not None]

@@ -128,9 +128,7 @@ _DOCKER_KEYS = frozenset("oomkilled exitcode startedat finishedat restartcount m
 _UNIT = r"[\w@.\\:\-]{1,150}$"
 _HEADER = r"^\s{0,4}[^\w\s] (?P<unit>[\w@.\\:\-]{1,150}\.(?:service|scope))"
 _CODE = r"code=(?P<how>exited|killed|dumped)(?:, (?:status=(?P<status>\d{1,5})|signal=(?P<signal>[A-Z]{2,9})))?"
-_NUMBERS = {
-    "HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15,
-}  # fmt: skip
+_NUMBERS = {name.removeprefix("SIG"): number for number, name in words("names")["signals"].items()}
 _SYSTEM_UNITS = tuple(words("names")["supervisors"]["system_units"])
 _SYSTEMD_GATE = (".service", ".scope", "code=", "Active: failed")
 

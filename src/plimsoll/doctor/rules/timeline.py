@@ -286,14 +286,7 @@ class FailedStep(NamedTuple):
     confidence: float
 
 
-CODES = {
-    "weights": Code.STARTUP_WEIGHTS_DO_NOT_FIT, "profile": Code.STARTUP_PROFILE_RUN,
-    "kv-allocation": Code.STARTUP_KV_ALLOCATION, "graph-capture": Code.STARTUP_GRAPH_CAPTURE,
-    "sampler-warmup": Code.STARTUP_SAMPLER_WARMUP, "warm-up": Code.STARTUP_GRAPH_CAPTURE,
-    "device": Code.STARTUP_FREE_MEMORY_CHECK, "wake-up": Code.RUNTIME_WAKE_UP, "lora": Code.RUNTIME_LORA,
-    "multimodal": Code.RUNTIME_MULTIMODAL, "logits": Code.RUNTIME_LOGITS, "collectives": Code.RUNTIME_COLLECTIVES,
-    "forward": Code.RUNTIME_FORWARD,
-}  # fmt: skip
+CODES = {step: Code(code) for step, code in words("names")["steps"].items()}
 _SERVING = frozenset({"execute_model", "_execute_model", "engine_step", "sample_tokens"})
 RUNTIME = frozenset({"wake-up", "lora", "multimodal", "logits", "collectives", "forward"})
 
@@ -358,14 +351,7 @@ def _while_serving(frames: Sequence[TracebackFrame], functions: set[str]) -> Fai
 
 def step_of_progress(progress: ServerProgress, *, frames_seen: bool) -> FailedStep | None:
     """The step that follows what was last reached; a guess, and marked as one."""
-    name = {
-        ServerProgress.LOADING: "weights",
-        ServerProgress.LOADED: "profile",
-        ServerProgress.MEASURED: "kv-allocation",
-        ServerProgress.CAPTURING: "graph-capture",
-        ServerProgress.CAPTURED: "sampler-warmup",
-        ServerProgress.SERVING: "forward",
-    }.get(progress)
+    name = words("names")["next_step"].get(progress.name.lower())
     if name is None:
         return None
     return FailedStep(name, CODES[name], 0.5 if frames_seen else 0.6)
