@@ -180,7 +180,7 @@ def judge_nvidia_smi(log: Log) -> TextVerdict[SmiFacts]:
         if gpu.broken and not is_lost:
             why = "nvidia-smi prints ERR! where this card's values should stand"
             found.append(finding("card-broken", quote(log, gpu.lines), number=gpu.number, name=gpu.name or "unknown", why=why))
-        elif gpu.uncorrected and not gpu.broken:
+        elif gpu.uncorrected and not gpu.broken and len(gpu.lines) > 1:  # its row of memory is there, too
             why = f"the card has counted {gpu.uncorrected} uncorrectable memory error(s) since the driver was loaded"
             found.append(finding(
                 "card-broken", quote(log, gpu.lines), severity=Severity.WARNING, confidence=0.75, number=gpu.number,
