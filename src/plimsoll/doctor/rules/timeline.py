@@ -14,6 +14,7 @@ from plimsoll.doctor.words import words
 from plimsoll.findings import Code
 from plimsoll.redaction import hide_user_text_lines
 from plimsoll.vllm.failure_texts import (
+    CLIENTS,
     COLLECTIVE_FILES,
     ENDERS,
     GRAPH_FILES,
@@ -160,9 +161,10 @@ def _is_intruder(lines: Sequence[LogLine], index: int, stream: _Stream) -> bool:
     is_code = (index == stream.call + 1 and following.text.startswith("    ")) or (bool(below) and not set(below) - {"^", "~"})
     if is_code or _traceback_pattern(_FRAME).match(following.text) is not None:
         return True
-    # Words before a colon that are no exception's name, and below them one that is.
+    # Words before a colon that are no exception's name, or a client's, and below them the name of one.
     raised, words = _traceback_pattern(_RAISED), _traceback_pattern(_ANY_EXCEPTION)
-    return raised.match(text) is None and words.match(text) is not None and raised.match(following.text) is not None
+    is_doubtful = text.partition(".")[0] in CLIENTS or (raised.match(text) is None and words.match(text) is not None)
+    return is_doubtful and raised.match(following.text) is not None
 
 
 def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> None:
