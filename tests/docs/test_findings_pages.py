@@ -11,7 +11,7 @@ import pytest
 
 from lab.catalogue.log_lines import LOG_LINES
 from plimsoll.cli.main import main
-from plimsoll.doctor.rules.root_cause import NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE
+from plimsoll.doctor.rules.out_of_memory import NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE
 from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM
 from plimsoll.doctor.rules.trends import GPU_LEAST, HOST_LEAST, STUCK_RANGE_S
 from plimsoll.findings import Code
