@@ -114,7 +114,7 @@ def without_siblings(oom: OomFigures, pids: Collection[int]) -> OomFigures:
         for pid, size in oom.processes
         if (pid, size) == mine or (is_one_card and pid not in pids and abs(size - own) > SIBLING_SHARE * own)
     ]
-    return oom._replace(processes=tuple(kept))
+    return OomFigures(*oom[:-1], tuple(kept))
 
 
 SIBLING_SHARE = 0.03  # by which the memory of two ranks may differ
