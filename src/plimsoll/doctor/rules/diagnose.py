@@ -269,9 +269,7 @@ def _runs(timeline: LogTimeline, verdicts: Sequence[LogVerdict]) -> dict[str, ob
     lines = timeline.log.lines
     rows = [
         {
-            "run": number,
-            "first_line": lines[one.run.first].number,
-            "last_line": lines[one.run.end - 1].number,
+            "run": number, "first_line": lines[one.run.first].number, "last_line": lines[one.run.end - 1].number,
             "memory_failure": one.memory_failure,
             "code": str(one.root.code) if one.root is not None else str(Code.ENGINE_DEAD) if one.deaths else None,
             "confidence": round(one.root.confidence, 2) if one.root is not None else None,
@@ -279,7 +277,7 @@ def _runs(timeline: LogTimeline, verdicts: Sequence[LogVerdict]) -> dict[str, ob
         }
         for number, one in order
         if one.run.end > one.run.first
-    ]
+    ]  # fmt: skip
     return {"runs": rows[:MOST_RUNS_SHOWN]}
 
 
@@ -434,10 +432,7 @@ def _facts(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> dict[
     return {
         "vllm": facts.version,
         "model": redact(facts.model) if facts.model else None,
-        "gpu": {
-            "name": facts.gpu_name,
-            "total_bytes": (oom.total if oom else None) or facts.measured.total_bytes,
-        },
+        "gpu": {"name": facts.gpu_name, "total_bytes": (oom.total if oom else None) or facts.measured.total_bytes},
         "flags": dict(facts.flags),
         "memory": measured,
         "reached": facts.progress.name.lower(),

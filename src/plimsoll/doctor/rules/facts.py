@@ -234,17 +234,12 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
 def oom_facts(oom: OomFigures) -> dict[str, object]:
     """The parsed figures of an allocation that failed, for JSON."""
     return {
-        "tried_bytes": oom.tried,
-        "total_bytes": oom.total,
-        "free_bytes": oom.free,
-        "gpu": oom.gpu,
-        "allocated_bytes": oom.allocated,
-        "private_pools_bytes": oom.private,
-        "reserved_unallocated_bytes": oom.reserved_unallocated,
-        "this_process_bytes": oom.this_process,
+        "tried_bytes": oom.tried, "total_bytes": oom.total, "free_bytes": oom.free, "gpu": oom.gpu,
+        "allocated_bytes": oom.allocated, "private_pools_bytes": oom.private,
+        "reserved_unallocated_bytes": oom.reserved_unallocated, "this_process_bytes": oom.this_process,
         "processes": [{"pid": pid, "bytes": size} for pid, size in oom.processes],
         "others_bytes": oom.others if oom.own is not None else None,
-    }
+    }  # fmt: skip
 
 
 POSITIVE = r"(\d{1,9}(?:\.\d{1,9})?)"
