@@ -55,6 +55,7 @@ class Engine:
         # What stands between it and those who ask
         self.says_503_until = -math.inf  # a sidecar answers /health with an empty 503
         self.old_page_until = -math.inf  # a proxy shows an old page, and lets requests hang
+        self.old_page_s = 0.0  # for so long
         self.lied_until = -math.inf  # when that was over
         self.overload_until = -math.inf  # its API is too slow for those who ask, and its streams flow
         self._old_page = b""

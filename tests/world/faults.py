@@ -52,6 +52,11 @@ def dead_for_a_moment(draw: Draw) -> None:
         draw.engine.soon(draw.any_of(8.0, 12.0, 16.0, 20.0), draw.engine.become, Core.WORKS)
 
 
+def old_page(draw: Draw) -> None:
+    draw.engine.old_page_until = draw.until(30.0, 150.0, 300.0)
+    draw.engine.old_page_s = draw.engine.old_page_until - draw.world.loop.now
+
+
 def start_fails(draw: Draw) -> None:
     draw.engine.starts_fail = draw.dice.choice((1, 2, 9))
     draw.engine.die("crash")
@@ -116,11 +121,11 @@ def disk_is_slow(draw: Draw) -> None:
 def clock_jumps(draw: Draw) -> None:
     jump_s = draw.any_of(-3_600.0, -30.0, 30.0, 7_200.0, 3.2e7)
     draw.host.ahead_s += jump_s
-    draw.host.jumps += jump_s > 0
+    draw.host.jumps += 1  # back, too: what was written before then lies in the future, and counts no more
 
     def back() -> None:
         draw.host.ahead_s = 0.0
-        draw.host.jumps += 1  # what was written meanwhile lies in the future, or long ago
+        draw.host.jumps += 1
 
     if draw.dice.random() < 0.5:
         draw.world.later(60.0, back)
@@ -221,7 +226,7 @@ FAULTS: dict[str, tuple[float, Callable[[Draw], None]]] = {
     "hangs again": (2, hangs_again),
     "sidecar says 503": (1, lambda draw: setattr(draw.engine, "says_503_until", draw.until(3.0, 12.0, 60.0))),
     "dead for a moment": (2, dead_for_a_moment),
-    "old page": (1, lambda draw: setattr(draw.engine, "old_page_until", draw.until(30.0, 150.0, 300.0))),
+    "old page": (1, old_page),
     "overload": (1, lambda draw: setattr(draw.engine, "overload_until", draw.until(20.0, 90.0, 200.0))),
     "start fails": (1, start_fails),
     "stop fails": (1, stop_fails),

@@ -136,7 +136,8 @@ class Proxy:
         await passes()
         if self.is_down:
             await asyncio.sleep(30.0)
-        self.told_at = self._world.loop.now
+        else:
+            self.told_at = self._world.loop.now
         words = command.split()
         engines = self._world.engines
         if command.startswith("show servers state"):

@@ -19,7 +19,7 @@ from typing import Any
 
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.daemon.engine_look import WARM_S
-from tests.world.engine import Engine
+from tests.world.engine import Core, Engine
 from tests.world.faults import CALM_S, Fault, draw_faults
 from tests.world.guards import Host
 from tests.world.loop import VirtualLoop
@@ -121,7 +121,9 @@ class World:
         is_paused = host.paused_at is not None and host.since <= host.paused_at and engine.name not in self.asked
         if is_paused and now - (host.paused_at or 0.0) > RECENT_S + self.setting.act.stop_within_s:
             self.violate(f"{guard} acts on {engine.name} while it is paused")
-        self.stops[guard, engine.name] = now
+        before_s, self.stops[guard, engine.name] = self.stops.get((guard, engine.name), -math.inf), now
+        if engine.name in self.left_alone and not self._is_left_alone_told(engine):
+            self.stops[guard, engine.name] = -math.inf  # nobody could know, and the start that follows cannot either
         if not engine.is_up:
             return
         self._check_left_alone(guard, engine)
@@ -129,13 +131,14 @@ class World:
         if holder is not None and holder.guard != guard and is_held:
             self.violate(f"{guard} stops {engine.name} while {holder.guard} has the lock")
         is_known = engine.is_alive and now - engine.alive_since > RECENT_S and not self._is_silent(engine)
-        if engine.is_ending or self._is_insisted_on(host, engine):
+        is_new = engine.alive_since > before_s > now - 30.0  # its supervisor started it while guard's own stop took effect
+        if engine.is_ending or is_new or self._is_insisted_on(host, engine):
             return
         if is_known and engine.requests:
             self.violate(f"{guard} stops {engine.name} with {len(engine.requests)} requests in flight")
         if is_known and engine.name not in self.asked:
             self.violate(f"{guard} stops {engine.name} without proof: it {self.truth(engine)}")
-        if engine.serves and not self._is_silent(engine) and not self._others(engine):
+        if self._is_last(host, engine):
             self.violate(f"{guard} stops {engine.name}, the last one that serves")
 
     def _is_insisted_on(self, host: Host, engine: Engine) -> bool:
@@ -168,44 +171,58 @@ class World:
     def check_not_last(self, guard: str, name: str) -> None:
         engine = next(one for one in self.engines if one.name == name)
         host = next(host for host in self.hosts if host.name == guard)
-        is_known = self.loop.now - engine.healthy_since > RECENT_S and not self._is_silent(engine)
-        is_known = is_known and self.loop.now - host.is_fine_since > PEERS_S  # it has seen the others as they are
-        if engine.serves and is_known and not self._others(engine):
+        if self.loop.now - engine.healthy_since > RECENT_S and self._is_last(host, engine):
             self.violate(f"{guard} takes {name} out, the last one that serves")
+
+    def _is_last(self, host: Host, engine: Engine) -> bool:
+        """It is the last one that serves, and this guard could see the others as they are."""
+        sees = self.loop.now - host.is_fine_since > PEERS_S
+        return engine.serves and sees and not self._is_silent(engine) and not self._others(engine)
 
     def _check_told(self, engine: Engine) -> None:
         """A hang with requests there is told in time, also the second time; where nothing hinders guard.
 
         A step that took long, and less than a failure does, is one of its own: three times as long may be one, too.
         """
-        # A page that lies, or an API too slow to answer, hides the hang: guard begins to count when it sees the engine again.
-        setting, slow_until = self.setting, min(engine.overload_until, self.loop.now)
-        since = max(engine.hangs_since, self._lied_until(engine), slow_until)
+        since = self._hangs_in_sight_since(engine)
         hosts = [host for host in self.hosts if host.is_fine_since < since - CALM_S / 2]
-        # Of a longer call guard may see a part: requests came late in it.
-        normal_s = min(setting.still_s, max(engine.calls_s, default=0.0) + 2 * setting.every_s)
-        bound_s = max(setting.still_s, 3 * normal_s) + 4 * setting.every_s + 45.0
+        bound_s = self._told_within_s(engine)
         if hosts and self.loop.now - since > bound_s and not any(host.is_telling(engine.name) for host in hosts):
             self.violate(
                 f"{engine.name} hangs with {len(engine.requests)} requests for {self.loop.now - since:.0f} s: nobody was told"
             )
 
+    def _hangs_in_sight_since(self, engine: Engine) -> float:
+        """A page that lies, or an API too slow to answer, hides a hang: guard begins to count when it sees the engine again."""
+        return max(engine.hangs_since, self._lied_until(engine), min(engine.overload_until, self.loop.now))
+
+    def _told_within_s(self, engine: Engine) -> float:
+        # Of a longer call guard may see a part: requests came late in it. An old page stands still as long a step does.
+        setting = self.setting
+        normal_s = min(setting.still_s, max(engine.old_page_s, *engine.calls_s, 0.0) + 2 * setting.every_s)
+        return max(setting.still_s, 3 * normal_s) + 4 * setting.every_s + 45.0
+
     def _check_left_alone(self, guard: str, engine: Engine) -> None:
-        since = self.left_alone.get(engine.name, math.inf)
-        # Nobody can know of a stop that the supervisor never told, nor of maintenance at a balancer that gives no answer.
+        if self.loop.now - self.left_alone.get(engine.name, math.inf) > RECENT_S and self._is_left_alone_told(engine):
+            self.violate(f"{guard} acts on {engine.name}, which an operator wants left alone")
+
+    def _is_left_alone_told(self, engine: Engine) -> bool:
+        """Nobody can know of a stop that the supervisor never told, nor of maintenance at a balancer that gives no answer."""
         is_stopped = not engine.is_up and engine.ended_how == "by hand"
         told_at = self.supervisors[engine.name].told_at if is_stopped else self.proxy.told_at
-        if self.loop.now - since > RECENT_S and told_at >= since:
-            self.violate(f"{guard} acts on {engine.name}, which an operator wants left alone")
+        return told_at >= self.left_alone[engine.name]
 
     def _others(self, engine: Engine) -> bool:
         """Whether another one serves, broke so lately that nobody can know, or is paused by its operator."""
-        now = self.loop.now
-        return any(
-            (one.is_ready and (one.is_alive or one.is_hidden) and self._is_in(one)) or now - one.changed_at < PEERS_S
-            for one in self.engines
-            if one is not engine
-        )
+        others = [one for one in self.engines if one is not engine]
+        serving = (one.is_ready and (one.is_alive or one.is_hidden) and self._is_in(one) for one in others)
+        return any(serving) or any(not self._is_known_broken(one) for one in others)
+
+    def _is_known_broken(self, engine: Engine) -> bool:
+        known_at = PEERS_S + max(engine.changed_at, self._lied_until(engine))
+        if engine.core is Core.HANGS:
+            known_at = max(known_at, self._hangs_in_sight_since(engine) + self._told_within_s(engine))
+        return self.loop.now >= known_at
 
     def _is_in(self, engine: Engine) -> bool:
         if self.setting.balancer == "haproxy" and self.proxy.admin.get(engine.name, 0):

@@ -33,19 +33,14 @@ def test_any_text_is_short_and_printable(text: str) -> None:
     found.encode("utf-8")
 
 
-def test_a_text_is_shown_as_text_and_what_is_too_deep_or_too_many_is_cut() -> None:
-    """Marks by their number, markup as it is, no key, no megabyte; depth and number end with the sign that there was more."""
+def test_a_text_is_shown_as_text_and_what_is_too_long_is_cut() -> None:
+    """Marks by their number, markup as it is, no key, no megabyte: it ends with the sign that there was more."""
     assert page.shown("a\u202eb\u200fc\nd") == "a[U+202E]b[U+200F]c d"
     assert page.shown("<script>alert(1)</script>") == "<script>alert(1)</script>"
     assert "sk-abcdefghijklmnopqrstuvwxyz123456" not in page.shown("key sk-abcdefghijklmnopqrstuvwxyz123456 was refused")
     found = page.shown("long " * 200_000)
     assert (found[:9], found[-1], len(found) <= page.LONGEST) == ("long long", page.MORE, True)
     assert page.shown("\n" * 1_000_000 + "x") == page.MORE
-    deep: object = "end"
-    for _ in range(50):
-        deep = [deep]
-    assert page.MORE in str(page.tidy(deep))
-    assert list(map(str, page.tidy(list(range(1_000)))))[-1] == page.MORE  # type: ignore[call-overload]
 
 
 NESTED: Any = st.recursive(
