@@ -707,18 +707,20 @@ def clean(text: str) -> str:
     return printable(hide_user_text(redact(text))).strip()
 
 
-def plain(value: object, cleaned: Callable[[str], str] = clean) -> object:
-    """Facts as JSON has them: names and texts are cleaned of secrets on the way."""
+def plain(value: object, cleaned: Callable[[str], str] = clean, depth: int = 40) -> object:
+    """Facts as JSON has them: names and texts are cleaned of secrets on the way, and what is too deep is cut."""
+    if depth == 0:
+        return "…"
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None  # JSON knows neither
     if isinstance(value, Mapping):
-        return {cleaned(str(name)): plain(inner, cleaned) for name, inner in value.items()}
+        return {cleaned(str(name)): plain(inner, cleaned, depth - 1) for name, inner in value.items()}
     if hasattr(value, "_asdict"):
-        return plain(value._asdict(), cleaned)
+        return plain(value._asdict(), cleaned, depth)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(inner, cleaned) for inner in value]
+        return [plain(inner, cleaned, depth - 1) for inner in value]
     return cleaned(str(value))
 
 

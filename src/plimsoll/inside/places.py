@@ -127,7 +127,7 @@ def _stat(pid: int) -> list[str]:
 
 
 # Pages, locks, rings and reports: KIND-PID-START, with a dot before it while it is being written.
-_FILE = re.compile(r"\.?(?:gate|api|call|ring|worker|core|knobs)-(\d+)-(\d+)(?:-\d+)*(?:\..*)?", re.ASCII | re.DOTALL)
+_FILE = re.compile(r"\.?(?:gate|api|call|ring|salt|worker|core|knobs)-(\d+)-(\d+)(?:-\d+)*(?:\..*)?", re.ASCII | re.DOTALL)
 
 
 def sweep(folder: str) -> None:

@@ -91,6 +91,8 @@ class SharedPage:
             except BlockingIOError:
                 if time.monotonic() >= end:
                     return False
+            except OSError:  # a folder without locks
+                return False
             time.sleep(0.0002)
         return True
 

@@ -286,6 +286,7 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
 ROUND_S = 1.0
 ENDED_EVERY_S = 5.0
 ASKED_AT_ONCE = 16  # restarters: each question may start a process
+RUNNING_POLLS = 3  # after which a person is taken to have started again what was stopped by hand
 LOG_EVERY_S = CHECK_EVERY_S = 60.0
 MAINTAINED = "an operator has it in maintenance at the balancer"
 FORGOTTEN_S = 86_400.0  # a pause that lasts longer was forgotten
@@ -351,6 +352,7 @@ class ActionRunner:
         self._fleet, self._standing = fleet, standing
         self._pods: dict[str, EngineConfig] = {}  # discovered engines that may be acted on
         self.exits: dict[str, ExitReport] = {}
+        self._running: dict[str, int] = {}  # polls in a row in which an engine that a person stopped ran again
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._polled_s: dict[str, float] = {}
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
@@ -613,14 +615,19 @@ class ActionRunner:
         before = self._traffic.get(name, BalancerTraffic())
         is_down = None if health is None else health.is_down
         if is_at_work:  # during guard's own drain a check proves nothing; one that passes takes back that it failed before
-            is_down = None if is_down is False else before.is_down or None
+            is_down = None if health is None or is_down is False else before.is_down or None
         self.observer.failing = {**self.observer.failing, name: is_down is True}
         self._traffic[name] = before.seen(self._clocks.clock(), health, is_down=is_down)
 
     async def _exit_of(self, name: str, adapters: EngineAdapters) -> ExitReport:
         """Returns how it ended; a stop by hand stays known until the engine is seen again or is said to have crashed."""
         report, before = await exit_report(adapters, self._logs.get(name)), self.exits.get(name, NO_EXIT)
-        return before if before.stopped and not report.ended and self.observer.is_lost(name) else report
+        if not before.stopped or report.ended or not self.observer.is_lost(name):
+            return report
+        # Somebody may have started it again; a supervisor that tells one thing and then another is not believed at once.
+        is_running = adapters.restarter is not None and await adapters.restarter.is_running() is True
+        self._running[name] = self._running.get(name, 0) + 1 if is_running else 0
+        return report if self._running[name] >= RUNNING_POLLS else before
 
     def facts(self, name: str) -> DiscoveredFacts:
         """Returns the facts about an engine from its restarter, its balancer and the journal."""

@@ -144,6 +144,9 @@ class _Text:
         return None if line[at : at + 1].isalnum() and shown[-1:].isalnum() else (shown, at)
 
 
+LONGEST_KNOWN = 8_192
+
+
 def _by_beginning(texts: Iterable[str]) -> dict[str, list[_Text]]:
     found: dict[str, list[_Text]] = {}
     for text in texts:
@@ -164,7 +167,9 @@ def _known(line: str, begun: str = "") -> str:
     """
     shown = ""
     while line:
-        fits = [(text.known, *fit) for text in _TEXTS.get(line[:3], ()) if (fit := text.fit(line, begun)) is not None]
+        # Each known text may search all of the line: a user's text of many of them must not hold guard up.
+        texts = _TEXTS.get(line[:3], ()) if len(line) <= LONGEST_KNOWN else ()
+        fits = [(text.known, *fit) for text in texts if (fit := text.fit(line, begun)) is not None]
         if not fits:
             return shown + f" {HIDDEN} ".join(["", *_NEEDLES.findall(line), ""]).strip()
         _, best, end = max(fits, key=lambda fit: (fit[0], HIDDEN not in fit[1]))
@@ -195,8 +200,10 @@ def safe_lines(lines: Iterable[str], begun: str = "") -> Iterator[str]:
             own, text = own + record["head"], record["text"]
         shown, goes_on = _shown(text, file, begun, is_frame=is_frame, is_after=bool(ending) and ending == (own or "-"))
         if text == _MARK or (file in _INTRODUCES and _INTRODUCTION.search(text)):
-            # A log that a user pasted begins like a process, and those that ran before it go on after it.
-            is_up = has_served and any(first < place < last for first, last in spans.values())
+            # A log that a user pasted begins like a process, and is none: those that ran before it go on after it.
+            own_pid = _PID.search(raw[:200])
+            is_first = own_pid is not None and spans[own_pid[1]][0] == place
+            is_up = has_served and (not is_first or any(first < place < last for first, last in spans.values()))
         if _UP.search(bare) is not None:
             is_up = has_served = True
         if not is_up:

@@ -74,7 +74,7 @@ class EngineAdapters(NamedTuple):
     ask_once: Callable[[], Awaitable[Outcome]] | None = None  # one warm-up request
     context: Callable[[], Awaitable[float | None]] | None = None  # the longest request, in tokens
     progress: Callable[[], Awaitable[object]] | None = None  # changes while a start makes progress, such as the log's size
-    ask: Callable[[], Awaitable[None]] | None = None  # asks its supervisor and balancer now, for the next look
+    ask: Callable[[], Awaitable[None]] | None = None  # asks its balancer now, for the next look
 
 
 @dataclass(slots=True, eq=False)
