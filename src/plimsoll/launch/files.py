@@ -159,6 +159,10 @@ def kind_of(text: str, name: str) -> str:
 
 
 def _in_script(text: str, name: str) -> list[Launch]:
+    return _starts_of_script(text, name) + _in_here_documents(text, name)
+
+
+def _starts_of_script(text: str, name: str) -> list[Launch]:
     launches: list[Launch] = []
     sourced: dict[str, None] = {}
     behind_launch = False
@@ -180,31 +184,37 @@ def _in_script(text: str, name: str) -> list[Launch]:
                 notes.append(f"not followed: {followed}; missing variables may be set there")
             otherwise = tuple(other for other in others if other is not None)
             launches.append(replace(launch, otherwise=otherwise, notes=tuple(notes)))
-    launches += _in_here_documents(text, name)
     if "\r\n" in text:
         note = "the file has Windows line ends (CRLF); a shell on Linux would not run it as it is"
         launches = [replace(launch, notes=(*launch.notes, note)) for launch in launches]
     return launches
 
 
+MOST_HERE_DOCUMENTS = 100  # of one script; further ones are not read
+
+
 def _in_here_documents(text: str, name: str) -> list[Launch]:
     """Returns the starts in the units, manifests and scripts that a script writes."""
     if "<<" not in text:
         return []
-    reader, launches = Reader(text.replace("\r\n", "\n")), list[Launch]()
+    text, launches = text.replace("\r\n", "\n"), list[Launch]()
+    reader = Reader(text)
     for _ in reader.tokens():
         pass
-    for line, body in reader.here_documents:
+    lines, readers = text.split("\n"), {**_READERS, "script": _starts_of_script}
+    for line, body in reader.here_documents[:MOST_HERE_DOCUMENTS]:
         kind = kind_of(body, "")
+        if lines[line - 2].lstrip().startswith(":"):  # a block comment
+            continue
         if "vllm" in body.lower() and (kind == "unit" or body.startswith("#!") or re.search(r"(?m)^(?:services|kind):", body)):
             with suppress(BadInput):
-                launches += _READERS[kind]("\n" * (line - 1) + body, name)
+                launches += readers[kind]("\n" * (line - 1) + body, name)
     return launches
 
 
 def _in_supervisor(text: str, name: str) -> list[Launch]:
     """Returns the starts in the programs of supervisord."""
-    parser = RawConfigParser(strict=False, inline_comment_prefixes=(" ;",))
+    parser = RawConfigParser(strict=False, inline_comment_prefixes=(";",))
     try:
         parser.read_string(text)
     except ConfigParserError as error:

@@ -27,7 +27,7 @@ from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.options import CardOptions, ServerOptions
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 from plimsoll.units import GIB, Estimate, format_gib
-from plimsoll.vllm.versions import Behaviour, engine_named
+from plimsoll.vllm.versions import Behaviour, Version, engine_named
 
 if TYPE_CHECKING:
     from plimsoll.models.hub import Hub
@@ -115,8 +115,7 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
         why = f"latent attention came with {Behaviour.LATENT_CACHE.since}"
         raise BadInput(f"{engine.release} keeps full heads for this model ({why}); plan cannot say how many")
     environment = dict(launch.environment)
-    is_foreign = "+" in engine.asked and "cu13" not in engine.asked  # 0.21.0+cu129, 0.21.0+acme.3
-    own_build = is_foreign or re.search(r"cu1[0-2]", launch.image or "") is not None
+    own_build = _is_own_build(engine.asked) or re.search(r"cu1[0-2]", launch.image or "") is not None
     settings = replace(read_settings(flags, environment, model.shape, card), own_build=own_build)
     if launch.image or launch.vllm:
         notes += (f"planned for vLLM {engine.release}: {engine.because}",) if engine.because else ()
@@ -146,6 +145,17 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
     if options.gpus and options.gpus < settings.gpus:
         raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {options.gpus}")
     return PlanInput(checked, flags, model, settings, replan, notes)
+
+
+def _is_own_build(asked: str) -> bool:
+    """True for 0.21.0+cu129 and 0.21.0+acme.3, whose kernels may differ; not for a nightly's hash or a build for CUDA 13."""
+    try:
+        local = Version.read(asked).local.lower()
+    except ValueError:
+        return False
+    if cuda := re.search(r"cu(\d\d)", local):
+        return int(cuda[1]) < 13
+    return bool(local) and re.match(r"g[0-9a-f]{4,}", local) is None
 
 
 def _read_model(name: str, revision: str | None, overrides: Mapping[str, object]) -> tuple[ModelFacts, tuple[str, ...]]:

@@ -290,7 +290,9 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
         async_scheduling=Behaviour.ASYNC_SCHEDULING.is_in(release) if runs_ahead is None else runs_ahead,
         hybrid_manager=False if flags.switch("--disable-hybrid-kv-cache-manager") else None,
         cpu_offload_gib=offloaded,
-        max_loras=(flags.integer("--max-loras") or 1) if flags.switch("--enable-lora") else 0,
+        max_loras=(flags.at_least_one("--max-loras") if flags.text("--max-loras") else 1)
+        if flags.switch("--enable-lora")
+        else 0,
         speculative=flags.mapping("--speculative-config") or None,
         kv_connector=str(transfer["kv_connector"]) if "kv_connector" in transfer else None,
         pipeline_partition=stages,

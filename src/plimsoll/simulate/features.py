@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -98,24 +99,29 @@ def _embed_ps(shape: ModelShape, card: str) -> int:
     return 0
 
 
+MOST_QUEUED = 2**31 - 2  # no limit that a replay could meet
+
+
 def with_features(settings: EngineLimits, ledger: Ledger, shape: ModelShape, acceptance: float | None = None) -> Features:
     """The limits of a planned server with the parts of its command that `planned_settings` leaves out."""
     said = ledger.settings
-    changes: dict[str, Any] = {
-        "max_loras": said.max_loras or None,
-        "max_num_queued_reqs": said.max_num_queued_reqs,
-        "max_num_queued_tokens": said.max_num_queued_tokens,
-    }
+    host_gib = said.kv_offloading_gib or 0.0
+    if not 0 <= host_gib < math.inf:
+        raise BadInput(f"--kv-offloading-size must be a size in GiB, not {host_gib}")
+    changes: dict[str, Any] = {"max_loras": said.max_loras or None}
+    for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        limit = getattr(said, name)
+        changes[name] = None if limit is None else min(limit, MOST_QUEUED)
     notes = [SLOWER_STEPS] if said.max_loras else []
     if shape.towers:
         changes["encoder"] = EncoderLimits(embed_ps=_embed_ps(shape, ledger.card.name))
     block_bytes = ledger.kv_plan.bytes_per_block
-    blocks = int((said.kv_offloading_gib or 0) * GIB / (block_bytes * said.tensor_parallel * said.pipeline_parallel))
-    if said.kv_offloading_gib:
+    blocks = int(min(MOST_BLOCKS, host_gib * GIB / (block_bytes * said.tensor_parallel * said.pipeline_parallel)))
+    if host_gib:
         is_plain = not settings.groups and settings.prefix_caching and blocks > 0
         notes.append(HOST_LOADS if is_plain else HOST_LEFT_OUT)
         if is_plain:
-            changes["host_cache"] = HostCache(min(blocks, MOST_BLOCKS), round(1e9 * block_bytes / HOST_BYTES_PER_S))
+            changes["host_cache"] = HostCache(blocks, round(1e9 * block_bytes / HOST_BYTES_PER_S))
     found = with_drafts(settings.turned(**changes), said.speculative, acceptance, shape)
     return Features(found.settings, (*notes, *found.notes), found.band)
 

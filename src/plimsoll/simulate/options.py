@@ -38,7 +38,7 @@ def json_object(text: str, name: str) -> dict[str, Any]:
     """An object as vLLM's own flags take it."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise BadInput(f"{name} is not a JSON object: {text[:60]!r}")

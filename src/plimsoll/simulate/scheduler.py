@@ -57,6 +57,7 @@ def _unschedule(s: RunState, batch: int, request: int) -> int:
             for index in range(at, count - 1):
                 s.seats[index, who] = s.seats[index + 1, who]
                 s.seats[index, who + B_HOW_MANY] = s.seats[index + 1, who + B_HOW_MANY]
+                s.seats[index, who + B_PRODUCES] = s.seats[index + 1, who + B_PRODUCES]  # its drafts, while the step is made
             s.counts[BATCHES + batch * BATCH_FIELDS + B_REQUESTS] = count - 1
             return tokens
     return 0
