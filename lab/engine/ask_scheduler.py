@@ -20,6 +20,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -473,7 +474,8 @@ def answer(vllm: Vllm, case: dict[str, Any]) -> dict[str, Any]:
     try:
         return Run(vllm, case).answer()
     except Exception as error:
-        return {"ok": False, "error": type(error).__name__, "message": str(error)}
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return {"ok": False, "error": type(error).__name__, "message": f"{error} at {last.filename}:{last.lineno}: {last.line}"}
 
 
 def main() -> None:

@@ -133,10 +133,14 @@ def test_random_cases_agree(scheduler: SchedulerProcess, capsys: pytest.CaptureF
 def test_drafts_adapters_and_queue_limits_agree(scheduler: SchedulerProcess) -> None:
     """With speculative decoding, LoRA slots and queue limits the replay makes vLLM's steps, and refuses whom vLLM refuses."""
     seed = int(os.environ.get("PLIMSOLL_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
-    dice, seen = random.Random(seed), Counter[str]()
+    dice, seen, broken = random.Random(seed), Counter[str](), list[str]()
     for number in range(MORE):
         case = with_more(random_case(dice), dice)
         settings, answer = case.settings, scheduler.run(case.as_json())
+        is_assertion = answer.get("error") == "AssertionError" and "/vllm/v1/core/" in answer["message"]
+        if is_assertion or answer.get("error") == "deadlock":
+            broken.append(f"case {number}: {answer['message']}")  # vLLM itself ends or stands still: nothing to compare
+            continue
         found = difference(theirs(answer), ours(case))
         assert found is None, f"PLIMSOLL_SEED={seed}, case {number} of {kind_of(case)}: {found}\n{settings}"
         seen["steps"] += answer["summary"]["steps"]
@@ -154,7 +158,8 @@ def test_drafts_adapters_and_queue_limits_agree(scheduler: SchedulerProcess) -> 
         if settings.encoder is not None:
             plain = case._replace(requests=tuple(asked._replace(images=()) for asked in case.requests))
             seen["changed by pictures"] += difference(theirs(answer), ours(plain)) is not None
-    print(f"{MORE} cases, PLIMSOLL_SEED={seed}: {dict(seen)}")
+    print(f"{MORE} cases, PLIMSOLL_SEED={seed}: {dict(seen)}; vLLM ended or stood still: {broken}")
+    assert len(broken) <= MORE // 25, broken
     assert min(seen.values()) > MORE // 40, seen
 
 
