@@ -42,6 +42,7 @@ from plimsoll.inside.tick import PATIENCE_S, Test, Tick
 # The sleep state after a successful request to one of these paths.
 SLEEP_CHANGES = {"/pause": PAUSED, "/sleep": ASLEEP, "/resume": 0, "/wake_up": 0}
 MARK = "plimsoll.gate"
+DEEPEST = 50  # middlewares around the app
 CLOSE = ((b"connection", b"close"),)
 
 
@@ -125,7 +126,7 @@ class Gate:
         with FAULTS.noting("admitting"):
             refusal = exchange.admit(scope, path)
         with FAULTS.noting("shedding"):
-            if refusal is None and exchange.passage is not None:
+            if refusal is None and exchange.passage is not None and not lacks_key(self.app, scope, path):
                 priorities = (bytes(value) for name, value in scope["headers"] if bytes(name).lower() == PRIORITY_HEADER)
                 refusal = gate.shed(next(priorities, b""))
         try:
@@ -134,6 +135,20 @@ class Gate:
         finally:
             exchange.end()
         return await refuse(scope, receive, send, refusal)
+
+
+def lacks_key(app: App, scope: Scope, path: str) -> bool:
+    """True if vLLM's own middleware will refuse the request: whoever lacks the key is told so, not that the server is full."""
+    node: object = app
+    for _ in range(DEEPEST if path.startswith("/v1") else 0):  # vLLM asks for its key below that path alone
+        if type(node).__name__ == "AuthenticationMiddleware":
+            given = [
+                bytes(value).decode("latin-1") for name, value in scope["headers"] if bytes(name).lower() == b"authorization"
+            ]
+            verify = getattr(node, "verify_token", None)  # older releases have none
+            return not given or (verify is not None and not verify({"Authorization": given[0]}))
+        node = getattr(node, "app", None)
+    return False
 
 
 class Exchange:
