@@ -27,7 +27,7 @@ from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.options import CardOptions, ServerOptions
 from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 from plimsoll.units import GIB, Estimate, format_gib
-from plimsoll.vllm.versions import Behaviour, Version, engine_named
+from plimsoll.vllm.versions import Behaviour, engine_named
 
 if TYPE_CHECKING:
     from plimsoll.models.hub import Hub
@@ -149,10 +149,7 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
 
 def _is_own_build(asked: str) -> bool:
     """True for 0.21.0+cu129 and 0.21.0+acme.3, whose kernels may differ; not for a nightly's hash or a build for CUDA 13."""
-    try:
-        local = Version.read(asked).local.lower()
-    except ValueError:
-        return False
+    local = (re.fullmatch(r"v?[\d.]+(?:a|b|rc|\.?dev|\.?post)?[\w.]*?[+-](.+)", asked.strip()) or ("", ""))[1].lower()
     if cuda := re.search(r"cu(\d\d)", local):
         return int(cuda[1]) < 13
     return bool(local) and re.match(r"g[0-9a-f]{4,}", local) is None
