@@ -149,7 +149,7 @@ def read_launch(options: ServerOptions, launch: Launch, folder: str, *, learned:
 
 def _is_own_build(asked: str) -> bool:
     """True for 0.21.0+cu129 and 0.21.0+acme.3, whose kernels may differ; not for a nightly's hash or a build for CUDA 13."""
-    local = (re.fullmatch(r"v?[\d.]+(?:a|b|rc|\.?dev|\.?post)?[\w.]*?[+-](.+)", asked.strip()) or ("", ""))[1].lower()
+    local = (re.fullmatch(r"v?\d[^+-]*[+-](.+)", asked.strip()) or ("", ""))[1].lower()
     if cuda := re.search(r"cu(\d\d)", local):
         return int(cuda[1]) < 13
     return bool(local) and re.match(r"g[0-9a-f]{4,}", local) is None
