@@ -41,7 +41,7 @@ def find() -> str | None:
     return shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
-class DemoHAProxy:
+class RunningHAProxy:
     """A HAProxy in front of these engines; guard uses its admin socket."""
 
     def __init__(self, folder: Path, engines: dict[str, int], checks: Checks | None = None) -> None:

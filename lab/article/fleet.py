@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.article.sidecar import EVERY_S
-from lab.haproxy import Checks, DemoHAProxy
+from lab.haproxy import Checks, RunningHAProxy
 from plimsoll.demo.balancer import HOST, DemoBalancer
 from plimsoll.demo.fleet import GPU, MODEL, NAMES, DemoFleet, end_process
 from plimsoll.errors import WorldFailed
@@ -49,7 +49,7 @@ class WatchedFleet(DemoFleet):
     def make_balancer(self, token: str) -> Any:
         """HAProxy, or the demo's own."""
         if self._use_haproxy:
-            return DemoHAProxy(self.folder, self.ports, self.checks)
+            return RunningHAProxy(self.folder, self.ports, self.checks)
         return DemoBalancer(self.ports, token, self.checks.path)
 
     def words(self, name: str) -> list[str]:

@@ -32,7 +32,7 @@ import aiohttp
 
 from lab.gpu.inside_server import INSIDE
 from lab.gpu.survive_host import Host
-from lab.haproxy import COME_AGAIN, Checks, DemoHAProxy
+from lab.haproxy import COME_AGAIN, Checks, RunningHAProxy
 from plimsoll.demo.balancer import HOST, ask, free_port
 from plimsoll.demo.fleet import CTL, ENGINE, Guard, end_process, unit, write_unit
 from plimsoll.errors import WorldFailed
@@ -157,7 +157,9 @@ class Fleet:
         path = "/plimsoll/ready" if self.is_ours else "/health"
         again = "conn-failure 503"
         none_left = COME_AGAIN if self.is_ours else ""
-        self.balancer = DemoHAProxy(folder, self.ports, Checks(path, "inter 1s fall 2 rise 1", "2s", "600s", again, none_left))
+        self.balancer = RunningHAProxy(
+            folder, self.ports, Checks(path, "inter 1s fall 2 rise 1", "2s", "600s", again, none_left)
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._sidecars: list[asyncio.subprocess.Process] = []
         self.is_held: set[str] = set()  # engines that a person stops: a supervisor is told, as systemd is

@@ -16,7 +16,7 @@ def test_a_folder_too_deep_for_a_socket_gets_a_short_one_and_the_cause_of_a_fail
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel takes 107 bytes of a path; HAProxy's first alert names the line that is wrong, its last only that one was."""
-    deep = haproxy.DemoHAProxy(tmp_path / ("x" * 100), {})
+    deep = haproxy.RunningHAProxy(tmp_path / ("x" * 100), {})
     place = Path(deep.table("a").split('"')[1])
     assert len(str(place)) <= haproxy.LONGEST_SOCKET_PATH
     assert place.parent.is_dir()
@@ -29,7 +29,7 @@ def test_a_folder_too_deep_for_a_socket_gets_a_short_one_and_the_cause_of_a_fail
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert shutil.which("haproxy") == str(program)
     with pytest.raises(WorldFailed, match=r"did not start: \[ALERT\] the cause"):
-        asyncio.run(haproxy.DemoHAProxy(tmp_path, {}).start())
+        asyncio.run(haproxy.RunningHAProxy(tmp_path, {}).start())
 
 
 def test_who_gets_work_is_what_haproxy_says(tmp_path: Path) -> None:
@@ -43,9 +43,9 @@ def test_who_gets_work_is_what_haproxy_says(tmp_path: Path) -> None:
             writer.close()
 
         server = await asyncio.start_unix_server(visited, str(tmp_path / "haproxy.sock"))
-        balancer = haproxy.DemoHAProxy(tmp_path, dict.fromkeys("abcd", 1))
+        balancer = haproxy.RunningHAProxy(tmp_path, dict.fromkeys("abcd", 1))
         async with server:
             return await balancer.takes_work(), await balancer.count_sent_again()
 
     assert asyncio.run(main()) == ({"a": True, "b": True, "c": False, "d": False}, 4)
-    assert asyncio.run(haproxy.DemoHAProxy(tmp_path / "nowhere", {"a": 1}).takes_work()) == {}
+    assert asyncio.run(haproxy.RunningHAProxy(tmp_path / "nowhere", {"a": 1}).takes_work()) == {}

@@ -142,11 +142,10 @@ def lacks_key(app: App, scope: Scope, path: str) -> bool:
     node: object = app
     for _ in range(DEEPEST if path.startswith("/v1") else 0):  # vLLM asks for its key below that path alone
         if type(node).__name__ == "AuthenticationMiddleware":
-            given = [
-                bytes(value).decode("latin-1") for name, value in scope["headers"] if bytes(name).lower() == b"authorization"
-            ]
+            headers = {bytes(name).lower(): bytes(value).decode("latin-1") for name, value in scope["headers"]}
+            key = headers.get(b"authorization", "")
             verify = getattr(node, "verify_token", None)  # older releases have none
-            return not given or (verify is not None and not verify({"Authorization": given[0]}))
+            return not key or (verify is not None and not verify({"Authorization": key}))
         node = getattr(node, "app", None)
     return False
 
@@ -201,9 +200,8 @@ class Exchange:
                 gate.forget(self.passage)
         gate.in_layer -= self._is_in
         gate.answering -= self._is_answering
-        with FAULTS.noting(
-            "counting the end of a request"
-        ):  # our page may be gone: a server that ends cuts off running requests
+        # Our page may be gone: a server that ends cuts off running requests.
+        with FAULTS.noting("counting the end of a request"):
             if self._is_counted:
                 gate.finish()
 

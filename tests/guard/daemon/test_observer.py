@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lab.guard.acting_lives import QuickLoop
 from plimsoll.guard.api.api import metrics_page
@@ -165,8 +165,8 @@ def test_many_engines_are_spread_over_the_interval() -> None:
     assert all(share > 20 for share in shares), shares
 
 
-def look(number: int, reach: Reach = Reach.ANSWERS, **more: object) -> Look:
-    return Look(float(number), 1e9 + number, reach, **more)  # type: ignore[arg-type]
+def look(number: int, reach: Reach = Reach.ANSWERS, **more: Any) -> Look:
+    return Look(float(number), 1e9 + number, reach, **more)
 
 
 def condition(status: Status, message: str = "it is so", kind: str = "dead") -> Condition:

@@ -165,14 +165,19 @@ def test_a_process_is_known_by_its_start_also_after_the_clock_was_set(machine: P
     assert seen(here, before._replace(started_unix_s=2000.0)).local_start == 1000 + ticks_s, "a proxy's page of elsewhere"
 
 
-def test_a_closed_port_and_a_figure_that_is_not_known_are_no_guess(machine: Path) -> None:
+def test_a_closed_port_and_a_figure_that_is_not_known_are_no_guess(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packets may be passed on without a listener; while /proc hangs the page's smaller figure is not the tree's."""
     look = LOOK._replace(figures={"host_resident": 5.0})
     one = fresh(machine, deadline_s=0.1)
     held = SameHost(8000, one)
     assert seen(held, look).figures["host_resident"] == 7000 * 1024.0
     go = threading.Event()
-    one.servers._ask = lambda: go.wait(5) and {}  # type: ignore[assignment,return-value]
+
+    def hangs() -> dict[int, Any]:
+        go.wait(5)
+        return {}
+
+    monkeypatch.setattr(one.servers, "_ask", hangs)
     assert "host_resident" not in seen(held, look).figures
     assert seen(SameHost(8000, one), look).figures == {"host_resident": 5.0}
     go.set()

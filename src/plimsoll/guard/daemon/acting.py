@@ -402,7 +402,7 @@ class ActionRunner:
         )  # fmt: skip
         adapters = setup.adapters
         for name, one in adapters.items():
-            adapters[name] = one._replace(ask=functools.partial(self._ask_about, name))
+            adapters[name] = one._replace(ask_balancer=functools.partial(self._ask_about, name))
         self.conductor = Conductor(adapters, setup.policy, ports, pause_s=ROUND_S, restore=self._restore)
 
         def count(name: str) -> int | None:
@@ -432,8 +432,8 @@ class ActionRunner:
                 table.pop(name, None)
         for name, target in found.items():
             if name not in self._setup.adapters:
-                ask = functools.partial(self._ask_about, name)
-                self._setup.add(target, adapters_of(target, self._files)._replace(ask=ask))
+                ask_balancer = functools.partial(self._ask_about, name)
+                self._setup.add(target, adapters_of(target, self._files)._replace(ask_balancer=ask_balancer))
                 self._pods[name] = target
 
     def _restore(self, run: ActionRun) -> EngineAdapters | None:

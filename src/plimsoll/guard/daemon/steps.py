@@ -74,7 +74,7 @@ class EngineAdapters(NamedTuple):
     ask_once: Callable[[], Awaitable[Outcome]] | None = None  # one warm-up request
     context: Callable[[], Awaitable[float | None]] | None = None  # the longest request, in tokens
     progress: Callable[[], Awaitable[object]] | None = None  # changes while a start makes progress, such as the log's size
-    ask: Callable[[], Awaitable[None]] | None = None  # asks its balancer now, for the next look
+    ask_balancer: Callable[[], Awaitable[None]] | None = None  # for the next look: an answer of a second ago may be old
 
 
 @dataclass(slots=True, eq=False)
@@ -506,8 +506,8 @@ class ActionSteps:
             if await self._is_down():  # it may have ended since the first check
                 return await self._stopped_by_hand(run)
             # The present counts, not the time that a condition takes to clear; looked at last, since a supervisor may be slow.
-            if self.adapters.ask is not None:
-                await self.adapters.ask()
+            if self.adapters.ask_balancer is not None:
+                await self.adapters.ask_balancer()
             look = await self._observer.look(run.engine)
             conditions = self._observer.conditions(run.engine)
             active = {kind for kind in BROKEN_KINDS & conditions.keys() if is_active(conditions[kind])}
