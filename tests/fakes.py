@@ -175,7 +175,7 @@ def got_of(sent: list[Message]) -> Got:
 
 def asked(port: int, method: str, path: str, body: object = None, **headers: str) -> Got:
     """One request over a socket; the body is JSON unless it is bytes."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
     sent = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     try:
