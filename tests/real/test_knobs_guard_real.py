@@ -24,7 +24,6 @@ from tests.guard.daemon.guards import Guard, guarding
 from tests.real.conftest import need_vllm
 from tests.real.test_knobs_real import KnobServer
 
-pytestmark = pytest.mark.once
 SEQS, BURST = 16, 48
 FLAGS = ("--max-num-seqs", str(SEQS), "--max-num-batched-tokens", "512")
 
@@ -47,6 +46,7 @@ def order(guard: Guard, *words: str) -> None:
     assert main(["guardctl", "set", "one", *words, "--at", f"http://127.0.0.1:{guard.port}"]) == 0
 
 
+@pytest.mark.once
 @pytest.mark.timeout(900)
 def test_guard_killed_lease_over_and_engine_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease outlives its guard and no engine; the next guard sets it again; one that ends leaves the start-up value."""

@@ -66,6 +66,19 @@ def test_an_engine_that_is_set_well_gets_none(tmp_path: Path) -> None:
     assert advice.sentence().startswith("no advice: ")
 
 
+@pytest.mark.real
+def test_a_gain_is_over_what_happened_and_over_its_replay(tmp_path: Path) -> None:
+    """Six requests that were quicker than the replay says are no gain of a setting that keeps hardly more than they did."""
+    run, promise = measured(tmp_path, "article/article-1"), Promise(10.0, 0.135)
+    advice = advise(run, ARTICLE, promise)
+    slow = np.flatnonzero(run.finish_ns - run.first_token_ns > 0.135e9 * (run.trace.output - 1))[:6]
+    finish = run.finish_ns.copy()
+    finish[slow] = run.first_token_ns[slow] + np.int64(0.13e9) * (run.trace.output[slow] - 1)
+    quicker = advise(run._replace(finish_ns=finish), ARTICLE, promise)
+    assert (advice.why_not, quicker.measured) == ("", advice.measured + 6)
+    assert "no setting keeps clearly more" in quicker.why_not
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -98,7 +98,7 @@ def advise(measured: MeasuredRun, settings: EngineLimits, promise: Promise, knob
     means = (found.error.mean_ttft, found.error.mean_tpot, found.error.mean_e2e)
     error_share = max(0.02, *(abs(mean) for mean in means if mean is not None))
     others = [clock.scaled(1 + sign * error_share) for sign in (-1, 1)]
-    gain = min(kept - again, *(kept_with(other, **{KNOBS[knob]: value}) - kept_with(other) for other in others))
+    gain = min(kept - max(again, happened), *(kept_with(other, **{KNOBS[knob]: value}) - kept_with(other) for other in others))
     if gain < max(1.0, LEAST_GAIN * size, abs(again - happened)):
         best = f"{knob} {value} would keep {kept} of {size}"
         why = f"no setting keeps clearly more: {best}, the replay of what happened {again}"
