@@ -6,11 +6,13 @@ That the steps are vLLM's own is shown by test_recorded.py, and by tests/real/te
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from plimsoll.cli.main import parse
 from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.features import ACCEPTANCE, UNREPLAYED_DRAFTS, read_speculation, with_drafts
@@ -19,6 +21,7 @@ from plimsoll.simulate.open_run import OpenRun
 from plimsoll.simulate.options import ReplayOptions
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import CacheGroup, EncoderLimits, EngineLimits, HostCache, Speculation
+from plimsoll.simulate.start import check
 from plimsoll.simulate.trace import Trace, make_trace
 from plimsoll.tune.goodput import Slo, score
 from tests.each import each
@@ -57,6 +60,28 @@ def test_drafts_that_cannot_be_replayed_are_said() -> None:
     low, high = with_drafts(EngineLimits(), config, None).band
     assert low < 1 < high
     assert with_drafts(EngineLimits(), config, 0.5)[1:] == ((), (1.0, 1.0))
+
+
+def test_what_vllm_does_not_start_with_is_a_line() -> None:
+    """A number of drafts that is none, slots that fill a step, and limits below 0; a whole number in any form is taken."""
+    for said, tokens in (("3", 3), (3.0, 3), (True, 1)):
+        found = read_speculation({"method": "ngram", "num_speculative_tokens": said}, None)
+        assert found is not None
+        assert found.tokens == tokens
+    for odd in (0, -1, 1.5, "x", [3], math.nan, math.inf, 1001):
+        with pytest.raises(BadInput, match="num_speculative_tokens must be a whole number from 1 to 1000, not "):
+            read_speculation({"method": "ngram", "num_speculative_tokens": odd}, None)
+    with pytest.raises(BadInput, match="--max-num-batched-tokens 256 must be above 256, the slots of a step"):
+        check(EngineLimits(max_num_batched_tokens=256, speculation=Speculation(256, 0.6, slots=256)))
+    trace = make_trace("t", [0], [250], [4])
+    whole = EngineLimits(
+        max_num_batched_tokens=256, max_model_len=256, chunked_prefill=False, speculation=Speculation(9, 0.6, slots=9)
+    )
+    with pytest.raises(BadInput, match=r"a whole prompt and its drafter's slots .* raise --max-num-batched-tokens"):
+        replay(trace, whole)
+    words = ["synthetic:requests=2", "--gpu", "L4", "--", "vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct"]
+    with pytest.raises(BadInput, match="--max-num-queued-reqs must be 0 or more, not -5"):
+        read_inputs(parse(ReplayOptions, [*words, "--max-model-len", "8K", "--max-num-queued-reqs", "-5"]))
 
 
 @each("acceptance", [0.0, 0.3, 0.6, 1.0])

@@ -20,8 +20,8 @@ from plimsoll.tune.answer import (
     tune,
     with_flags,
 )
-from plimsoll.tune.goodput import Failed, Traffic
-from plimsoll.tune.space import Candidate
+from plimsoll.tune.goodput import Failed, Slo, Traffic
+from plimsoll.tune.space import Candidate, Space
 from plimsoll.tune.verdict import (
     headline,
     is_tie,
@@ -132,6 +132,15 @@ def test_light_traffic_keeps_its_flags() -> None:
     assert found.found.best.option.candidate == found.own
     assert headline(found).startswith("Your flags are right as they are")
     assert any("no setting could do more" in sentence for sentence in reasons(found))
+
+
+def test_without_a_promise_none_is_spoken_of() -> None:
+    """Neither where nothing can be served, as behind a queue of no places, nor where a setting is only quicker."""
+    unpromised = traffic(requests=20)._replace(slo=Slo())
+    found = tune(
+        unpromised, server("--max-model-len", "8192", "--max-num-queued-reqs", "0"), Space((8,), (512,), (16,), (0.9,)), run
+    )
+    assert headline(found).startswith("No setting serves a single request: ")
 
 
 def test_no_setting_that_is_safe_and_runs_is_said_with_its_reason() -> None:

@@ -120,7 +120,7 @@ def sweep_as_text(report: SweepReport, top: int) -> Report:
     )
     text = Report([Line(head, 2, FAINT), f"  {one_line(report.label)}", ""])
     text += [part for sentence in first_of_all(report.notes) for part in (Line(f"  {one_line(sentence)}", 2, BAD), "")]
-    good = "served/s" if report.traffic.slo.is_empty else "as promised/s"
+    good = f"{report.traffic.slo.word}/s"
     rows, styles, objections = [], [], []
     for point, score in ranked[:top]:
         blocks = point.job.settings.num_blocks if point.job is not None else 0
@@ -413,7 +413,8 @@ def _compared(tuning: Tuning) -> Table:
         columns.append(("yours", tuning.found.own))
     if second is not None and second != tuning.found.own:
         columns.append(("runner-up", second))
-    rows = [[name, *(read(one) for _, one in columns)] for name, read in _ROWS]
+    word = tuning.traffic.slo.word
+    rows = [[name.format(word), *(read(one) for _, one in columns)] for name, read in _ROWS]
     return Table("lr", rows, ["", *(name for name, _ in columns)])
 
 
@@ -422,7 +423,7 @@ def _curve(tuning: Tuning, name: str) -> list[str | Line]:
     top = max((one.score.goodput for one in line), default=0.0)
     if len(line) < 2 or tuning.found is None:
         return []
-    lines: list[str | Line] = ["", Line(f"  {FLAGS[name]}: requests a second as promised", 2, BOLD)]
+    lines: list[str | Line] = ["", Line(f"  {FLAGS[name]}: requests a second {tuning.traffic.slo.word}", 2, BOLD)]
     for one in line:
         is_best = one.option.candidate == tuning.found.best.option.candidate
         drawn = "#" * round(BAR * one.score.goodput / top) if top else ""
@@ -440,8 +441,8 @@ _ROWS: tuple[tuple[str, Callable[[Trial], str]], ...] = (
     *((FLAGS[name], lambda one, name=name: value_text(getattr(one.option.candidate, name))) for name in Candidate._fields),
     ("KV cache, tokens", lambda one: format_count(one.option.kv_tokens)),
     ("free beside vLLM", lambda one: format_gib(one.option.ledger.slack.value)),
-    ("as promised, requests a second", lambda one: f"{one.score.goodput:.3g}"),
-    ("as promised, of all", lambda one: _of_all(one.score.met, one.score)),
+    ("{}, requests a second", lambda one: f"{one.score.goodput:.3g}"),
+    ("{}, of all", lambda one: _of_all(one.score.met, one.score)),
     ("late: first token", lambda one: _of_all(one.score.late_first, one.score)),
     ("late: further tokens", lambda one: _of_all(one.score.late_further, one.score)),
     ("first token, p50", lambda one: seconds(one.score.ttft_p50)),

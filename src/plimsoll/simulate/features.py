@@ -66,9 +66,15 @@ def read_speculation(
 
     Slots, lookahead and the dropped block are those of vLLM's SpeculativeConfig.
     """
-    tokens, method = config.get("num_speculative_tokens"), method_of(config)
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens <= MOST_DRAFTS:
+    said, method = config.get("num_speculative_tokens"), method_of(config)
+    if said is None:  # the drafter's own configuration says it, or vLLM does not start
         return None
+    try:
+        tokens = int(said) if isinstance(said, str) or said == int(said) else 0
+    except (TypeError, ValueError, OverflowError):
+        tokens = 0
+    if not 0 < tokens <= MOST_DRAFTS:
+        raise BadInput(f"num_speculative_tokens must be a whole number from 1 to {MOST_DRAFTS}, not {str(said)[:40]}")
     is_parallel, share = config.get("parallel_drafting") is True, ACCEPTANCE[1] if acceptance is None else acceptance
     reads_states = method in ("eagle", "eagle3", "dflash", "dspark") or "mtp" in method
     has_cache = reads_states or method == "draft_model"
@@ -111,6 +117,8 @@ def with_features(settings: EngineLimits, ledger: Ledger, shape: ModelShape, acc
     changes: dict[str, Any] = {"max_loras": said.max_loras or None}
     for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
         limit = getattr(said, name)
+        if limit is not None and limit < 0:
+            raise BadInput(f"--{name.replace('_', '-')} must be 0 or more, not {limit}: vLLM does not start otherwise")
         changes[name] = None if limit is None else min(limit, MOST_QUEUED)
     notes = [SLOWER_STEPS] if said.max_loras else []
     if shape.towers:

@@ -190,10 +190,10 @@ def never_finished(running: int, waiting: int) -> BadInput:
 
 def never_scheduled(waiting: int, settings: EngineLimits) -> BadInput:
     """The error of a run in which so many requests are left over."""
-    return BadInput(
-        f"{waiting} requests wait and none can ever be scheduled: the pool of {settings.num_blocks} "
-        "blocks is too small for the longest of them; give more with --num-blocks"
-    )
+    why = f"the pool of {settings.num_blocks} blocks is too small for the longest of them; give more with --num-blocks"
+    if settings.speculation is not None and settings.speculation.slots and not settings.chunked_prefill:
+        why = "a whole prompt and its drafter's slots must fit into a step; raise --max-num-batched-tokens"
+    return BadInput(f"{waiting} requests wait and none can ever be scheduled: {why}")
 
 
 def told(

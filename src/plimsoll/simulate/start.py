@@ -54,6 +54,12 @@ def check(settings: EngineLimits) -> None:
             f"without chunked prefill --max-num-batched-tokens {settings.max_num_batched_tokens} must be at least "
             f"--max-model-len {settings.max_model_len}: vLLM does not start otherwise"
         )
+    slots = settings.speculation.slots if settings.speculation is not None else 0
+    if settings.max_num_batched_tokens <= slots:
+        raise BadInput(
+            f"--max-num-batched-tokens {settings.max_num_batched_tokens} must be above {slots}, the slots of a step that the "
+            "drafter takes for each request: vLLM does not start otherwise"
+        )
     if settings.speculation is not None and any(group.kind == "mamba" for group in settings.groups):
         raise BadInput("speculative decoding is not replayed for models with Mamba layers")
     if settings.host_cache is not None and (settings.groups or not 1 <= settings.host_cache.blocks <= MOST_BLOCKS):

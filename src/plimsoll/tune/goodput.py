@@ -31,6 +31,11 @@ class Slo(NamedTuple):
         """True if nothing is promised."""
         return self == Slo()
 
+    @property
+    def word(self) -> str:
+        """The word for requests that got what was promised."""
+        return "served" if self.is_empty else "as promised"
+
     def __str__(self) -> str:
         given = ((name, seconds) for name, seconds in self._asdict().items() if seconds is not None)
         return ",".join(f"{name}={seconds * 1e3:g}ms" if seconds < 1 else f"{name}={seconds:g}s" for name, seconds in given)

@@ -40,7 +40,8 @@ def headline(tuning: Tuning) -> str:
         if (slow := _too_slow(tuning)) is not None:
             most, took = slow.score.peak_running, f"{(slow.score.tpot_p50 or 0.0) * 1e3:.3g} ms"
             why = f"even with at most {format_count(most)} at once half of them wait {took} or more for each further token"
-        return f"No setting serves a single request as promised ({tuning.traffic.slo}): {why}."
+        promise = f" as promised ({tuning.traffic.slo})" if not tuning.traffic.slo.is_empty else ""
+        return f"No setting serves a single request{promise}: {why}."
     much = f"{best.score.goodput:.3g} requests a second"
     if not tuning.traffic.slo.is_empty:
         much += f" as promised ({_of_all(best.score.met, best.score)} of all)"
@@ -51,7 +52,8 @@ def headline(tuning: Tuning) -> str:
     words = " ".join(f"{FLAGS[name]} {value_text(getattr(best.option.candidate, name))}" for name in _changed(tuning))
     if own is None:
         return f"Set {words}: {much}. Your own flags are not safe: {tuning.own_option.why_not}."
-    counts = f"{format_count(best.score.met)} of {format_count(best.score.requests)}, not {format_count(own.score.met)}"
+    counts = f"{format_count(best.score.met)} of {format_count(best.score.requests)}, "
+    counts += f"not {format_count(own.score.met)}" if best.score.met != own.score.met else "as many with either"
     return f"Set {words}: {much}, {_more(best.score.goodput, own.score.goodput)} your own flags ({counts})."
 
 
@@ -149,15 +151,14 @@ def reasons(tuning: Tuning) -> list[str]:
 
 def _differences(best: Trial, before: Trial, tuning: Tuning, against: str) -> list[str]:
     now, then = best.score, before.score
-    parts = []
+    parts, slo = [], tuning.traffic.slo
     if not then.goodput:
-        parts.append(f"with {against} no request is served as promised")
+        parts.append(f"with {against} no request is served{'' if slo.is_empty else ' as promised'}")
     elif abs(now.goodput / then.goodput - 1) >= TIE:
-        counts = f"{format_count(now.met)} as promised, not {format_count(then.met)}"
-        parts.append(f"{_more(now.goodput, then.goodput)} {against} ({counts})")
+        counts = f" ({format_count(now.met)} {slo.word}, not {format_count(then.met)})" if now.met != then.met else ""
+        parts.append(f"{_more(now.goodput, then.goodput)} {against}{counts}")
     else:
         parts.append("makes no difference by itself")
-    slo = tuning.traffic.slo
     if slo.tpot is not None and abs(now.late_further - then.late_further) >= WORTH_A_WORD * now.requests:
         parts.append(f"{_of_all(now.late_further, now)} get further tokens too slowly, not {_of_all(then.late_further, then)}")
     if slo.ttft is not None and abs(now.late_first - then.late_first) >= WORTH_A_WORD * now.requests:
