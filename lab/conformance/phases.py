@@ -116,7 +116,6 @@ def counters(server: Server) -> dict[str, dict[str, float]]:
         "answers across blocks": counted(server, [ask([50, *shared[:120]], 300)] * 2),
         "n=3": counted(server, [ask([60, *shared[:400]], 5, n=3, temperature=1, seed=1)]),
         "two prompts": counted(server, [ask([[70, *shared[:200]], [80, *shared[:200]]], 5)]),
-        "stopped": counted(server, [ask(shared[:64], 9, stop_token_ids=list(range(2048)))]),
     }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from plimsoll.standin.config import ServerFlags
-from plimsoll.standin.request import decode, piece
 from tests.fakes import eventually
 from tests.standin.engines import engine
 from tests.standin.servers import SLOW, Server, standin
@@ -79,61 +78,6 @@ def test_a_stream_says_what_the_whole_answer_says(server: Server, path: str) -> 
     assert (done, texts, ends) == ("[DONE]", expected, ["length"] * 3)
     assert pieces[-1]["system_fingerprint"] == whole["system_fingerprint"]
     assert len({piece_of_one["id"] for piece_of_one in pieces}) == 1
-
-
-def test_echo_gives_the_prompt_back(server: Server) -> None:
-    """Before the answer, once; with no token wanted it is all there is."""
-    body = server.ask("POST", PATHS[0], asked(PATHS[0], echo=True)).json()
-    plain = server.ask("POST", PATHS[0], asked(PATHS[0])).json()
-    assert body["choices"][0]["text"] == "a few words" + plain["choices"][0]["text"]
-    only = server.ask("POST", PATHS[0], asked(PATHS[0], echo=True, max_tokens=0)).json()
-    assert only["choices"][0]["text"] == "a few words"
-    events = server.ask("POST", PATHS[0], asked(PATHS[0], echo=True, stream=True)).events()[:-1]
-    assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == body["choices"][0]["text"]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_stop_string_ends_an_answer_before_it(server: Server, path: str) -> None:
-    """The text ends where the stop string begins, streamed or not, and it is named."""
-    whole = text_of(path, server.ask("POST", path, asked(path, max_tokens=30)).json()["choices"][0])
-    stop = whole.split()[9][1:4]
-    expected = whole[: whole.find(stop)]
-    got = server.ask("POST", path, asked(path, max_tokens=30, stop=["zzz", stop])).json()["choices"][0]
-    assert (text_of(path, got), got["finish_reason"], got["stop_reason"]) == (expected, "stop", stop)
-    kept = server.ask("POST", path, asked(path, max_tokens=30, stop=stop, include_stop_str_in_output=True)).json()
-    assert text_of(path, kept["choices"][0]) == expected + stop
-    events = server.ask("POST", path, asked(path, max_tokens=30, stop=stop, stream=True)).events()[:-1]
-    choices = [json.loads(event)["choices"][0] for event in events]
-    assert "".join(text_of(path, choice) for choice in choices) == expected
-    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", stop)
-
-
-def test_a_stop_token_ends_an_answer_with_it(server: Server) -> None:
-    """It is part of the answer, and named by its number."""
-    ids = server.ask("POST", PATHS[0], asked(PATHS[0], max_tokens=30, return_token_ids=True)).json()["choices"][0]["token_ids"]
-    got = server.ask("POST", PATHS[0], asked(PATHS[0], max_tokens=30, stop_token_ids=[ids[7]], return_token_ids=True)).json()
-    end = ids.index(ids[7]) + 1
-    assert got["choices"][0]["token_ids"] == ids[:end]
-    assert (got["choices"][0]["finish_reason"], got["choices"][0]["stop_reason"]) == ("stop", ids[7])
-    assert got["choices"][0]["text"] == decode(ids[: end - 1])  # a token that stops is not read unless it is to be kept
-    more = {"stop_token_ids": [ids[7]], "include_stop_str_in_output": True}
-    got = server.ask("POST", PATHS[0], asked(PATHS[0], max_tokens=30, **more)).json()
-    assert got["choices"][0]["text"] == decode(ids[:end])
-
-
-def test_a_stop_string_is_not_seen_before_min_tokens(server: Server) -> None:
-    """One that ends among the first tokens is passed over; one that only begins among them ends the answer."""
-    body = asked(PATHS[0], max_tokens=30, return_token_ids=True)
-    ids = server.ask("POST", PATHS[0], body).json()["choices"][0]["token_ids"]
-    early = piece(ids[2])
-    assert ids.count(ids[2]) == 1
-    got = server.ask("POST", PATHS[0], {**body, "stop": early, "min_tokens": 3}).json()["choices"][0]
-    assert (len(got["token_ids"]), got["finish_reason"]) == (30, "length")
-    got = server.ask("POST", PATHS[0], {**body, "stop": early, "min_tokens": 2}).json()["choices"][0]
-    assert (len(got["token_ids"]), got["finish_reason"]) == (3, "stop")
-    across = decode(ids[4:6])
-    got = server.ask("POST", PATHS[0], {**body, "stop": across, "min_tokens": 5}).json()["choices"][0]
-    assert (len(got["token_ids"]), got["stop_reason"], got["text"]) == (6, across, decode(ids[:4]))
 
 
 def test_an_answer_ends_by_itself_unless_it_may_not(server: Server) -> None:

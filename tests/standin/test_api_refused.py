@@ -51,7 +51,7 @@ def test_deep_and_odd_json_is_refused_and_never_an_error_of_ours(server: Server)
     """Nothing that a client sends is answered with 500."""
     odd = [b"[" * 100_000, b'{"prompt": "\xff"}', b"\x00", *(text.encode() for (text,) in rows(CASES, "odd bodies"))]
     for body in odd:
-        for path in (*PATHS, "/tokenize", "/detokenize"):
+        for path in PATHS:
             got = server.ask("POST", path, body)
             assert got.status in (200, 400, 404), (path, body[:80], got.body[:200])
             json.loads(got.body)
@@ -88,24 +88,6 @@ def test_a_dead_engine_is_said_to_those_who_wait_and_those_who_come() -> None:
         assert not service.states
 
 
-def test_sagemakers_path_takes_both_kinds_of_requests(server: Server) -> None:
-    """By what is in them."""
-    assert server.ask("POST", "/invocations", asked(PATHS[0])).json()["object"] == "text_completion"
-    assert server.ask("POST", "/invocations", asked(PATHS[1])).json()["object"] == "chat.completion"
-
-
-def test_a_prompt_is_cut_where_that_is_asked_for(server: Server) -> None:
-    """To its first tokens or its last ones."""
-    ids = list(range(100, 3100))
-    got = server.ask("POST", PATHS[0], asked(PATHS[0], prompt=ids, truncate_prompt_tokens=7, return_token_ids=True)).json()
-    assert got["choices"][0]["prompt_token_ids"] == ids[:7]
-    more = {"truncate_prompt_tokens": 7, "truncation_side": "left", "return_token_ids": True}
-    got = server.ask("POST", PATHS[0], asked(PATHS[0], prompt=ids, **more)).json()
-    assert got["choices"][0]["prompt_token_ids"] == ids[-7:]
-    error = error_of(server, PATHS[0], asked(PATHS[0], prompt=ids))
-    assert "contains 3000 input tokens" in error["message"]
-
-
 def test_a_slash_too_many_leads_to_the_same_place() -> None:
     """307 keeps the query and a proxy's prefix."""
     with standin(ServerFlags(root_path="/pre")) as server:
@@ -129,7 +111,15 @@ def test_numbers_of_any_size_get_an_answer(server: Server, more: str, says: str)
         error = error_of(server, path, asked(path, **json.loads(more.replace("HUGE", "1" + "0" * 400))))
         assert error["code"] == 400
         assert says in error["message"]
-    assert server.ask("POST", PATHS[0], asked(PATHS[0], logit_bias={"5": 1})).status == 200
+
+
+def test_what_only_a_model_could_answer_is_refused_and_the_rest_ignored(server: Server) -> None:
+    """400 for log probabilities and an echo; stop strings, tools and formats change nothing."""
+    for name in ("logprobs", "prompt_logprobs", "echo"):
+        assert error_of(server, PATHS[0], asked(PATHS[0], **{name: 1}))["param"] == name
+    ignored = {"stop": ["a"], "tools": [{}], "response_format": {"type": "json_object"}, "logprobs": None, "echo": False}
+    for path in PATHS:
+        assert server.ask("POST", path, asked(path, **ignored)).json()["usage"]["completion_tokens"] == 5
 
 
 def test_whatever_a_client_sends_is_answered_within_bounds(server: Server) -> None:

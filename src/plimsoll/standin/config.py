@@ -92,7 +92,6 @@ class ServerFlags:
     has_load_tracking: bool = False
     has_prompt_tokens_details: bool = False
     forces_usage: bool = False
-    has_tools: bool = False  # --enable-auto-tool-choice with a parser: tool calls are allowed, but the stand-in makes none
     has_sleep_mode: bool = True  # --enable-sleep-mode: without it an engine that sleeps keeps its memory
     has_probe: bool = True  # --worker-extension-cls plimsoll.inside.Probe: the workers report their memory
     has_stats: bool = True  # False: --disable-log-stats, which also takes the vllm: metrics away
@@ -225,7 +224,6 @@ def _options(line: CommandLine, environment: Mapping[str, str], flags: Flags) ->
         has_load_tracking=bool(flags.switch("--enable-server-load-tracking")),
         has_prompt_tokens_details=bool(flags.switch("--enable-prompt-tokens-details")),
         forces_usage=bool(flags.switch("--enable-force-include-usage")),
-        has_tools=bool(flags.switch("--enable-auto-tool-choice")) and flags.text("--tool-call-parser") is not None,
         has_sleep_mode=bool(flags.switch("--enable-sleep-mode")),
         has_probe=flags.text("--worker-extension-cls") in PROBE,
         has_stats=not flags.switch("--disable-log-stats"),

@@ -22,8 +22,8 @@ API_SERVER = "APIServer"
 ENGINE_CORE = "EngineCore"
 # The routes of vLLM's log that the stand-in serves, too.
 ROUTES = (
-    ("/health", "GET"), ("/metrics", "GET"), ("/version", "GET"), ("/ping", "GET"), ("/ping", "POST"), ("/tokenize", "POST"),
-    ("/detokenize", "POST"), ("/v1/models", "GET"), ("/v1/chat/completions", "POST"), ("/v1/completions", "POST"),
+    ("/health", "GET"), ("/metrics", "GET"), ("/version", "GET"), ("/ping", "GET"), ("/ping", "POST"), ("/v1/models", "GET"),
+    ("/v1/chat/completions", "POST"), ("/v1/completions", "POST"),
 )  # fmt: skip
 _RECORD = re.compile(r"@(\S+) (\S+) (INFO|WARNING|ERROR|uvicorn|stderr) (\S+) (.*)")
 

@@ -73,8 +73,8 @@ _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 # The words of the reserved ids: three syllables, one for each digit.
-_WORDS = tuple(" " + "".join(_SYLLABLES[int(digit)] for digit in f"{token:03d}") for token in range(RESERVED))
-_IDS = {word: token for token, word in enumerate(_WORDS)}
+WORDS = tuple(" " + "".join(_SYLLABLES[int(digit)] for digit in f"{token:03d}") for token in range(RESERVED))
+_IDS = {word: token for token, word in enumerate(WORDS)}
 
 
 def encode(text: str) -> list[int]:
@@ -84,15 +84,6 @@ def encode(text: str) -> list[int]:
         RESERVED + zlib.crc32(word.encode("utf-8", "surrogatepass")) % rest if (known := _IDS.get(word)) is None else known
         for word in _PIECES.findall(text)
     ]
-
-
-def piece(token: int) -> str:
-    """Returns the text of a token; for an id that is none of our words, its number."""
-    return _WORDS[token] if 0 <= token < RESERVED else f" t{token}"
-
-
-def decode(tokens: list[int]) -> str:
-    return "".join(piece(token) for token in tokens)
 
 
 def draw(seed: int, count: int) -> Ids:

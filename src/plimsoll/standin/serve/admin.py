@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import platform
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeVar
 
@@ -36,11 +34,6 @@ class SleepQuery(BaseModel):
 
 class ResetQuery(BaseModel):
     reset_running_requests: bool = False
-    reset_external: bool = False
-
-
-class InfoQuery(BaseModel):
-    config_format: Literal["text", "json"] = "text"
 
 
 def _query(request: Request, model: type[M]) -> M:
@@ -119,11 +112,6 @@ async def reset_prefix_cache(service: Service, request: Request) -> Response:
     return Json({"success": bool(is_done)})
 
 
-async def reset_nothing(_service: Service, _request: Request) -> Response:
-    """Answers a reset of a cache that a stand-in does not have; it is empty already."""
-    return Response()
-
-
 async def abort_requests(service: Service, request: Request) -> Response:
     """Answers POST /abort_requests: aborts the named requests, or all."""
     names = (await json_object(request, "Invalid JSON format")).get("request_ids")
@@ -154,26 +142,10 @@ async def collective_rpc(service: Service, request: Request) -> Response:
     raise plain(501, f"a stand-in has no workers that could run {str(method)[:80]}")
 
 
-async def server_info(service: Service, request: Request) -> Response:
-    config = service.engine.config
-    known = {
-        "model": config.model,
-        "max_model_len": config.max_model_len,
-        "scheduler": config.settings._asdict(),
-        "cache": dict(config.cache_labels),
-    }
-    wants_json = _query(request, InfoQuery).config_format == "json"
-    said: object = json.loads(json.dumps(known, default=str)) if wants_json else str(known)
-    environment = {"python_version": platform.python_version(), "os": platform.platform()}
-    return Json({"vllm_config": said, "vllm_env": {"VLLM_SERVER_DEV_MODE": True}, "system_env": environment})
-
-
 ROUTES = {
-    **{f"/{endpoint.__name__}": ("GET", endpoint) for endpoint in (is_paused, is_sleeping, server_info)},
+    **{f"/{endpoint.__name__}": ("GET", endpoint) for endpoint in (is_paused, is_sleeping)},
     **{
         f"/{endpoint.__name__}": ("POST", endpoint)
         for endpoint in (pause, resume, sleep, wake_up, reset_prefix_cache, abort_requests, collective_rpc)
     },
-    "/reset_mm_cache": ("POST", reset_nothing),
-    "/reset_encoder_cache": ("POST", reset_nothing),
 }

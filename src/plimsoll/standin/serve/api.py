@@ -6,70 +6,39 @@ import asyncio
 import functools
 import hashlib
 import hmac
-import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plimsoll.errors import BadInput
 from plimsoll.inside.answers import ALLOWED, OFF, Tokens, path_of
 from plimsoll.standin.faults import FOREVER, NS, ONLY_AT_START, make_fault
 from plimsoll.standin.serve import admin, protocol
-from plimsoll.standin.serve.completions import chat_text, create_chat_completion, create_completion, invoke
-from plimsoll.standin.serve.generation import encoded, until_gone, words_of
+from plimsoll.standin.serve.completions import create_chat_completion, create_completion
+from plimsoll.standin.serve.generation import until_gone
 from plimsoll.standin.serve.metrics import Counting, Metrics
 from plimsoll.standin.serve.protocol import Json
 from plimsoll.standin.serve.service import Service
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
-# POST /tokenize and /detokenize, and the endpoints that only read.
+# The endpoints that only read.
 
-TOKENIZE: TypeAdapter[protocol.TokenizeTextRequest | protocol.TokenizeChatRequest] = TypeAdapter(
-    protocol.TokenizeTextRequest | protocol.TokenizeChatRequest
-)
 PERMISSION = {
     "allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True, "allow_search_indices": False,
     "allow_view": True, "allow_fine_tuning": False, "organization": "*", "group": None, "is_blocking": False,
 }  # fmt: skip
-
-
-async def tokenize(service: Service, request: Request) -> Response:
-    asked = protocol.checked(TOKENIZE.validate_python, await _body_while_serving(service, request))
-    service.check_model(asked.model)
-    if isinstance(asked, protocol.TokenizeTextRequest):
-        text = asked.prompt
-    else:
-        text = chat_text(asked.messages, adds_prompt=asked.add_generation_prompt)
-    ids = await encoded(text)
-    words = await words_of(ids) if asked.return_token_strs else None
-    limit = service.engine.config.max_model_len
-    return Json({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": words})
-
-
-async def detokenize(service: Service, request: Request) -> Response:
-    asked = protocol.checked(protocol.DetokenizeRequest.model_validate, await _body_while_serving(service, request))
-    service.check_model(asked.model)
-    return Json({"prompt": "".join(await words_of(asked.tokens))})
-
-
-async def _body_while_serving(service: Service, request: Request) -> dict[str, Any]:
-    body = await protocol.json_body(request)
-    if service.is_stopping:
-        raise RuntimeError(protocol.STOPPED)
-    return body
 
 
 async def models(service: Service, _request: Request) -> Response:
@@ -246,28 +215,23 @@ def make_app(service: Service, metrics: Metrics, middleware: Sequence[Middleware
     endpoints: dict[str, tuple[str, Endpoint]] = {
         "/v1/completions": ("POST", create_completion),
         "/v1/chat/completions": ("POST", create_chat_completion),
-        "/invocations": ("POST", invoke),
-        "/metrics": ("GET", metrics.answer),
+        "/metrics": ("GET HEAD", metrics.answer),
         "/health": ("GET", health),
         "/ping": ("GET POST", health),
         "/v1/models": ("GET", models),
         "/version": ("GET", version),
         "/load": ("GET", load),
-        "/tokenize": ("POST", tokenize),
-        "/detokenize": ("POST", detokenize),
         "/standin/faults": ("POST DELETE GET", faults),
         "/standin/state": ("GET", state),
         **(admin.ROUTES if service.options.is_dev_mode else {}),
     }
-    routes: list[Route | Mount] = []
+    routes: list[Route] = []
     for path, (methods, endpoint) in endpoints.items():
         route = Route(path, functools.partial(endpoint, service))
         route.methods = set(methods.split())  # FastAPI's routes do not answer HEAD where they answer GET
         routes.append(route)
-    mounted = Mount("/metrics", metrics.answer_mounted)
-    mounted.path_regex = re.compile("^/metrics(?P<path>.*)$")  # without a redirect, as in vLLM
     app = Starlette(
-        routes=[*routes, mounted],
+        routes=routes,
         middleware=[
             Middleware(SlowLoris, service),
             *middleware,

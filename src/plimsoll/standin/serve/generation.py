@@ -8,7 +8,7 @@ import math
 import time
 import uuid
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,34 +17,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from plimsoll.standin.request import RESERVED, Ids, RequestSpec, SampleGroup, decode, draw, encode, piece
+from plimsoll.standin.request import WORDS, Ids, RequestSpec, SampleGroup, encode
 from plimsoll.standin.serve.protocol import GenerationRequest, HttpRefusal, Json, dead, dumped, invalid
 from plimsoll.standin.serve.service import Choice, Service, Waiter
 
 MOST_SEQUENCES = 16_384  # VLLM_MAX_N_SEQUENCES
-MOST_LOGPROBS = 20
 GREEDY_BELOW = 1e-5  # of the temperature
 PRIORITY = 2**31 - 1  # the scheduler's largest number; larger priorities are cut to it
 SHORT = 64  # a request for so few tokens gets them all: models seldom end so early
 MEAN_LENGTH, SPREAD = 200.0, 0.8  # of answers that end by themselves: log-normal
 HANDED_IN_AT_ONCE = 64  # then other coroutines have a turn
-PIECES = tuple(piece(token).encode() for token in range(RESERVED))  # letters and a blank: nothing that JSON would escape
+PIECES = tuple(word.encode() for word in WORDS)  # letters and a blank: nothing that JSON would escape
 LONGEST_PIECE = 9  # letters of a token, with the blank before it
-
-# Texts to token ids without making others wait: a long text is encoded in a thread.
-
-LONG = 256 * 1024  # letters; so many take some 50 ms
+LONG = 256 * 1024  # letters of a text that is encoded in a thread, so that others need not wait; so many take some 50 ms
 
 
-async def encoded(text: str) -> list[int]:
-    return encode(text) if len(text) <= LONG else await asyncio.to_thread(encode, text)
-
-
-async def words_of(ids: list[int]) -> list[str]:
-    return [piece(one) for one in ids] if len(ids) <= LONG else await asyncio.to_thread(lambda: [piece(one) for one in ids])
-
-
-# Prompts: cut to the wanted length, refused where they do not fit.
+# Prompts: refused where they do not fit.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +40,18 @@ class Prompt:
     """One prompt, and how many tokens may follow it."""
 
     ids: Ids
-    text: str
     most: int
 
 
-async def prompt_of(
-    service: Service, asked: GenerationRequest, prompt: str | list[int], max_tokens: int | None, name: str = "max_tokens"
-) -> Prompt:
+async def prompt_of(service: Service, prompt: str | list[int], max_tokens: int | None, name: str = "max_tokens") -> Prompt:
     """Returns a prompt that fits, with the room it leaves; `name` is the field that `max_tokens` came from."""
     config = service.engine.config
-    limit, wanted = config.max_model_len, asked.truncate_prompt_tokens
+    limit = config.max_model_len
     if max_tokens is not None and max_tokens > limit:
         says = f"{name}={max_tokens} cannot be greater than max_model_len={limit}. Please request fewer output tokens."
         raise invalid(says, name, max_tokens)
-    is_text = isinstance(prompt, str)
     if isinstance(prompt, str):
-        if len(prompt) > limit * LONGEST_PIECE and wanted is None:  # too long without counting its tokens
+        if len(prompt) > limit * LONGEST_PIECE:  # too long without counting its tokens
             raise invalid(
                 f"This model's maximum context length is {limit} tokens. However, your prompt contains {len(prompt)} "
                 f"characters (more than {limit * LONGEST_PIECE} characters, which is the upper bound for {limit} input "
@@ -76,21 +60,11 @@ async def prompt_of(
                 len(prompt),
             )
         await asyncio.sleep(0)  # there may be a thousand prompts
-        ids = await encoded(prompt)
+        ids = encode(prompt) if len(prompt) <= LONG else await asyncio.to_thread(encode, prompt)
     else:
         ids = prompt
-    if wanted is not None:
-        if wanted > limit:
-            raise invalid(
-                f"truncate_prompt_tokens={wanted} cannot be greater than max_model_len = {limit}. "
-                "Please request a smaller truncation size.",
-                "truncate_prompt_tokens",
-                wanted,
-            )
-        kept = limit - 1 if wanted < 0 else wanted  # -1 leaves room for one token of an answer
-        ids = ids[max(0, len(ids) - kept) :] if asked.truncation_side == "left" else ids[:kept]
     if len(ids) > limit:
-        tokens = limit + 1 if is_text else len(ids)  # vLLM counts no further in a text
+        tokens = limit + 1 if isinstance(prompt, str) else len(ids)  # vLLM counts no further in a text
         count = f"at least {tokens}" if tokens == limit + 1 else str(tokens)
         raise invalid(
             f"This model's maximum context length is {limit} tokens. However, your prompt contains {count} input tokens, "
@@ -100,28 +74,17 @@ async def prompt_of(
         )
     if not ids:
         raise HttpRefusal(400, "The decoder prompt cannot be empty")
-    if not is_text and max(ids) >= config.sizes.vocab:
+    if not isinstance(prompt, str) and max(ids) >= config.sizes.vocab:
         raise HttpRefusal(400, f"Token id {max(ids)} is out of vocabulary")
     room = limit - len(ids)
-    text = prompt if isinstance(prompt, str) else decode(ids)
-    return Prompt(np.array(ids, dtype=np.int64), text, room if max_tokens is None else min(room, max_tokens))
+    return Prompt(np.array(ids, dtype=np.int64), room if max_tokens is None else min(room, max_tokens))
 
 
-def check_bounds(asked: GenerationRequest, n: int, logprobs: int | None, most: int, vocabulary: int) -> None:
+def check_bounds(asked: GenerationRequest, n: int, most: int) -> None:
     """Makes the checks that vLLM makes once it knows the prompt; `most` is how many tokens the request may produce."""
     defaults = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0,
                 "top_k": 0, "min_p": 0.0}  # fmt: skip
     value = {name: default if getattr(asked, name) is None else getattr(asked, name) for name, default in defaults.items()}
-    biased: list[int] = []
-    wrong: list[str] = []
-    for name in asked.logit_bias or {}:
-        try:
-            biased.append(int(name))
-        except ValueError:
-            wrong.append(name)
-    if wrong:
-        says = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong!r}"
-        raise invalid(says, "logit_bias", wrong)
     penalty, temperature, top_p, top_k, min_p = (value[name] for name in tuple(value)[2:])
     too_many = "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
     least = asked.min_tokens
@@ -145,35 +108,10 @@ def check_bounds(asked: GenerationRequest, n: int, logprobs: int | None, most: i
         (most < 1, f"max_tokens must be at least 1, got {most}.", "max_tokens"),
         (least < 0, f"min_tokens must be greater than or equal to 0, got {least}.", None),
         (least > most, f"min_tokens must be less than or equal to max_tokens={most}, got {least}.", None),
-        ("" in asked.stops, "stop cannot contain an empty string.", None),
     ]
     for is_wrong, says, param in wrongs:
         if is_wrong:
             raise invalid(says, param, {**value, "max_tokens": most}[param] if param else None)
-    for name, ids in {"stop_token_ids": asked.stop_token_ids or [], "logit_bias": biased}.items():
-        if outside := [token for token in ids if not 0 <= token < vocabulary]:
-            says = f"token_id(s) {outside} in {name} contain out-of-vocab token ids. Vocabulary size: {vocabulary}"
-            raise invalid(says, name, outside)
-    if (logprobs or 0) > MOST_LOGPROBS:
-        says = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {MOST_LOGPROBS}"
-        raise invalid(says, "logprobs", logprobs)
-
-
-@dataclass(slots=True)
-class AnswerText:
-    """The text of an answer with stop strings or tokens; its end is held back while a stop string could still cut it."""
-
-    _whole: str
-    _ends: list[int]
-    _hold: int
-    _told: int = 0
-
-    def until(self, tokens: int, *, is_over: bool) -> bytes:
-        """Returns the new text after so many tokens, ready for JSON."""
-        seen = self._ends[tokens - 1] if tokens else 0
-        end = min(len(self._whole), seen if is_over else max(self._told, seen - self._hold))
-        new, self._told = self._whole[self._told : end], max(self._told, end)
-        return new.encode()
 
 
 class Generation:
@@ -185,21 +123,12 @@ class Generation:
     text_key: ClassVar[bytes]  # the bytes before the text of a plain event
     plain_end: ClassVar[bytes]  # and those after it
 
-    def __init__(
-        self,
-        http: Request,
-        asked: GenerationRequest,
-        *,
-        n: int,
-        max_tokens: int | None,
-        logprobs: int | None,
-        prompt_logprobs: int | None,
-    ) -> None:
-        self.http, self.asked = http, asked
+    about_prompt: ClassVar[Mapping[str, None]] = {}  # what a whole answer has beside its choices
+
+    def __init__(self, http: Request, asked: GenerationRequest, n: int, max_tokens: int | None) -> None:
+        """`max_tokens` is the request's own limit; None for as many as fit."""
+        self.http, self.asked, self.n, self.max_tokens = http, asked, n, max_tokens
         self.service: Service = http.app.state.service
-        self.n, self.logprobs = n, logprobs
-        self.max_tokens = max_tokens  # the request's own limit; None for as many as fit
-        self.prompt_logprobs = asked.prompt_logprobs if asked.prompt_logprobs is not None else prompt_logprobs
         self.name = f"{self.prefix}-{http.headers.get('x-request-id') or asked.request_id or uuid.uuid4().hex[:16]}"
         self.created = int(time.time())
         self.prompts: Sequence[Prompt] = ()
@@ -222,7 +151,7 @@ class Generation:
             "service_tier": None,
             "system_fingerprint": self.service.fingerprint,
             "usage": self.usage(is_whole=True),
-            **self.about_prompt(),
+            **self.about_prompt,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": None,
@@ -231,27 +160,20 @@ class Generation:
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
         raise NotImplementedError
 
-    def about_prompt(self) -> dict[str, Any]:
-        return {}
-
     def first_events(self) -> bytes:
         return b""
 
-    def event(self, choice: Choice, ids: list[int], text: str, *, is_first: bool) -> dict[str, Any]:
-        """Returns the choice of an event that has more than its text; empty for a choice that ended before its first token."""
+    def event(self, choice: Choice, text: str) -> dict[str, Any]:
+        """Returns the choice of an event that has more than its text."""
         raise NotImplementedError
 
     def usage_of(self, choice: Choice) -> dict[str, Any]:
         return usage(choice.prompt_len, choice.sent)
 
-    @property
-    def is_plain(self) -> bool:
-        return not (self.tells_usage_always or self.asked.return_token_ids or self.logprobs is not None)
-
     async def answer(self, prompts: Sequence[Prompt]) -> Response:
         self.prompts = prompts
         for prompt in prompts:
-            check_bounds(self.asked, self.n, self.logprobs, prompt.most, self.service.engine.config.sizes.vocab)
+            check_bounds(self.asked, self.n, prompt.most)
         is_streamed = False
         self.service.load += self.service.options.has_load_tracking
         try:
@@ -284,8 +206,6 @@ class Generation:
                 # The same prompt gets the same answer.
                 seed = (zlib.crc32(prompt.ids.tobytes()) + (self.asked.seed or 0) + 0x9E3779B1 * (index % self.n)) & 0x7FFFFFFF
                 output, reason = self._length(prompt.most, seed)
-                if self.asked.stops or self.asked.stop_token_ids:
-                    output, reason = self._cut_at_stop(choice, seed, output, reason)
                 spec = RequestSpec(
                     prompt=prompt.ids, output=output, seed=seed, reason=reason, max_tokens=prompt.most,
                     priority=max(-PRIORITY, min(PRIORITY, priority)), n=self.n, family=family,
@@ -302,31 +222,6 @@ class Generation:
         drawn = np.random.Generator(np.random.PCG64(seed)).lognormal(math.log(MEAN_LENGTH) - SPREAD**2 / 2, SPREAD)
         wanted = max(1, self.asked.min_tokens, round(drawn))
         return (wanted, "stop") if wanted < most else (most, "length")
-
-    def _cut_at_stop(self, choice: Choice, seed: int, output: int, reason: str) -> tuple[int, str]:
-        """Returns the length and reason of an answer cut at its first stop string or token; its text is known beforehand."""
-        asked, stops, stop_ids = self.asked, self.asked.stops, frozenset(self.asked.stop_token_ids or ())
-        keeps = asked.include_stop_str_in_output
-        ids: list[int] = draw(seed, output).tolist()
-        ends = np.cumsum([len(PIECES[token]) for token in ids]).tolist()
-        whole = decode(ids)
-        # A stop string that ends within the first min_tokens does not count; one that only begins there does.
-        least = ends[min(asked.min_tokens, output) - 1] if asked.min_tokens else 0
-        stops_at = [(at, text) for text in stops if (at := whole.find(text, max(0, least + 1 - len(text)))) >= 0]
-        stop_at, stop = min(stops_at, key=lambda one: one[0] + len(one[1]), default=(len(whole), ""))
-        # The tokens up to the one in which the stop string ends.
-        tokens = int(np.searchsorted(ends, stop_at + len(stop))) + 1 if stop else output
-        marked = next((place for place in range(asked.min_tokens, output) if ids[place] in stop_ids), None)
-        # A stop token's text is not searched where it is not kept: then no stop string can end in it.
-        if marked is not None and (marked + 1 < tokens or (marked + 1 == tokens and not (stop and keeps))):
-            choice.stop = ids[marked]
-            last = marked if keeps else marked - 1
-            tokens, reason, whole = marked + 1, "stop", whole[: ends[last] if last >= 0 else 0]
-        elif stop:
-            choice.stop = stop
-            reason, whole = "stop", whole[: stop_at + len(stop) if keeps else stop_at]
-        choice.text = AnswerText(whole, ends, 0 if keeps else max((len(text) for text in stops), default=1) - 1)
-        return tokens, reason
 
     async def news(self) -> list[Choice]:
         """Waits for the choices that have something new and returns them; none when all is sent or the client has gone."""
@@ -351,9 +246,6 @@ class Generation:
             self._watch.cancel()
         self.service.give_up(self.choices)
 
-    def prompt_of(self, choice: Choice) -> Prompt:
-        return self.prompts[choice.index // self.n]
-
     def usage(self, *, is_whole: bool = False) -> dict[str, Any]:
         """Returns the tokens sent so far; with details in a whole answer, or where the server shows them."""
         counts = usage(sum(len(prompt.ids) for prompt in self.prompts), sum(choice.sent for choice in self.choices))
@@ -371,16 +263,14 @@ def usage(prompt: int, output: int) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
 
 
-def tell(choice: Choice) -> tuple[list[int], bytes]:
-    """Returns the new tokens and their text, ready for JSON, and counts them as sent."""
+def tell(choice: Choice) -> bytes:
+    """Returns the text of the new tokens, ready for JSON, and counts them as sent."""
     request = choice.request
     assert request is not None, "it was handed in"
-    produced, sent = request.produced, choice.sent
-    ids: list[int] = request.output_ids[sent:produced].tolist()
-    choice.sent = produced
+    ids = request.output_ids[choice.sent : request.produced].tolist()
+    choice.sent = request.produced
     choice.is_over = request.finish is not None
-    text: AnswerText | None = choice.text
-    return ids, b"".join([PIECES[token] for token in ids]) if text is None else text.until(produced, is_over=choice.is_over)
+    return b"".join([PIECES[token] for token in ids])
 
 
 def event_of(value: Any) -> bytes:
@@ -404,7 +294,6 @@ class EventStream(Response):
         self._top = generation.top(generation.chunk_kind)
         head = b"data: " + dumped(self._top)[:-1] + b',"choices":[{"index":'
         self._heads = [b"%s%d,%s" % (head, choice.index, generation.text_key) for choice in generation.choices]
-        self._is_plain = generation.is_plain
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Sends the events as they come; an error among them is the last."""
@@ -429,14 +318,12 @@ class EventStream(Response):
             generation.close()
 
     def _event(self, choice: Choice) -> bytes:
-        generation, is_first = self._generation, choice.sent == 0
-        ids, text = tell(choice)
-        if self._is_plain and not choice.is_over and choice.sent:
-            return self._heads[choice.index] + text + generation.plain_end
-        shown = generation.event(choice, ids, text.decode(), is_first=is_first)
-        if not shown:
+        generation, text = self._generation, tell(choice)
+        if choice.sent == 0:  # it ended before its first token
             return b""
-        event: dict[str, Any] = {**self._top, "choices": [shown]}
+        if not choice.is_over and not generation.tells_usage_always:
+            return self._heads[choice.index] + text + generation.plain_end
+        event: dict[str, Any] = {**self._top, "choices": [generation.event(choice, text.decode())]}
         if generation.tells_usage_always:
             event["usage"] = generation.usage_of(choice)
         if choice.is_over and not generation.tells_usage:

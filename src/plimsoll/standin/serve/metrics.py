@@ -26,7 +26,6 @@ from plimsoll.inside.answers import path_of
 from plimsoll.standin.metrics_page import EnginePage
 from plimsoll.standin.serve.service import Service
 
-OLD_KIND = b"text/plain; version=0.0.4; charset=utf-8"
 CUT_AT = 0.6  # of the page
 HUGE_LINES = 1500  # of a huge page that are in memory at once: 64 KiB
 LIES = ("NaN", "+Inf", "-1.0", "-Inf", "1e+308")
@@ -150,11 +149,6 @@ class Metrics:
         if faults.active("cut-page", now_ns) is not None:
             body = cut(body)
         return Response(body, headers=headers)
-
-    async def answer_mounted(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Answers every other method on the page's path, like the app that vLLM mounts there: with an older content type."""
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", OLD_KIND)]})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else self.text()})
 
 
 async def _flood(first: bytes, size: int) -> AsyncIterator[bytes]:

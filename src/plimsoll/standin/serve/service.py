@@ -133,16 +133,10 @@ class Choice:
     sent: int = 0  # tokens that were sent to the client
     is_over: bool = False  # True once its end was sent
     is_streamed: bool = True  # False: its client gets nothing before its end
-    stop: str | int | None = None
-    text: Any = None
 
     @property
     def finish(self) -> str | None:
         return None if self.request is None else self.request.finish
-
-    @property
-    def stop_reason(self) -> str | int | None:
-        return self.stop if self.finish == "stop" else None
 
     @property
     def has_news(self) -> bool:
