@@ -62,6 +62,11 @@ def _behaviours() -> list[str]:
     return lines
 
 
+def _memory() -> list[str]:
+    lines = ["| from | what changed | what it does to memory; what to set |", "|---|---|---|"]
+    return lines + [f"| {row.since} | {row.change} | {row.memory} |" for row in Behaviour if row.memory is not None]
+
+
 def _flags() -> list[str]:
     """New, changed and gone flags of each release from 0.20.0 on, by the table of the wheels."""
     wheels, rows = list(versions.wheels()), versions.rows("flags")
@@ -115,6 +120,13 @@ def page() -> str:
             "`src/plimsoll/vllm/data/releases.json`, as syntax trees: nothing of vLLM is imported to learn what it does.",
             f"{newest()} has {len(flags)} flags and {len(metrics_of(newest()))} metrics; over all releases there were",
             f"{len(versions.rows('flags'))} flags and {len(versions.rows('environment'))} environment variables.",
+            "",
+            "## What changed for memory",
+            "",
+            "Find the release you left and the one you run: the rows between them are the difference. For your own command",
+            "`plimsoll plan --from OLD --vllm NEW --gpu NAME -- vllm serve ...` puts them into GiB of KV cache.",
+            "",
+            *_memory(),
             "",
             "## Figures and their names",
             "",

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/guard.md and docs/guard-config.md from what guard itself reads by.
+"""Writes the tables of docs/guard.md, docs/guard-acts.md and docs/guard-config.md from what guard itself goes by.
 
 python -m lab.write_guard_page            write them
 python -m lab.write_guard_page --check    exit 1 if they are not what guard reads by now
@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.marked import placed
+from plimsoll.guard.act.steps import STEP_TEXTS, TRIES
 from plimsoll.guard.config import GuardConfig
 from plimsoll.guard.config_fields import Key, declared
 from plimsoll.guard.judge.policy import GRADES, THRESHOLDS, Threshold
@@ -18,8 +19,9 @@ from plimsoll.guard.judge.tracker import Grade
 from plimsoll.units import GIB, MIB
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, CONFIG_PAGE = DOCS / "guard.md", DOCS / "guard-config.md"
+PAGE, ACTS_PAGE, CONFIG_PAGE = DOCS / "guard.md", DOCS / "guard-acts.md", DOCS / "guard-config.md"
 BEGIN, END = "<!-- numbers: made by `python -m lab.write_guard_page` -->", "<!-- end of numbers -->"
+STEPS_BEGIN, STEPS_END = "<!-- steps: made by `python -m lab.write_guard_page` -->", "<!-- end of steps -->"
 KEYS_BEGIN, KEYS_END = "<!-- keys: made by `python -m lab.write_guard_page` -->", "<!-- end of keys -->"
 TAKES = {
     "time": "a time", "count": "a whole number", "share": "a share", "switch": "true or false", "text": "a text",
@@ -51,6 +53,14 @@ def numbers() -> str:
         name = f"`{knob.kind}` ({grade})" if knob.name == "for" else ""
         bounds = f"{_shown(knob, knob.low)} to {_shown(knob, knob.high)}"
         rows.append(f"| {name} | `{knob.name}` | {_shown(knob, knob.default)} | {bounds} | {knob.says} |")
+    return "\n".join(rows)
+
+
+def steps() -> str:
+    """Every step of an action, what is checked around it, and how often it is tried."""
+    rows = ["| step | does | before | after | undo | tried |", "|---|---|---|---|---|---|"]
+    for step, text in STEP_TEXTS.items():
+        rows.append(f"| `{step}` | {text.does} | {text.before} | {text.after} | {text.undo} | {TRIES.get(step, 1)} |")
     return "\n".join(rows)
 
 
@@ -101,6 +111,11 @@ def page(text: str) -> str:
     return placed(text, BEGIN, END, f"\n{numbers()}\n", PAGE)
 
 
+def acts_page(text: str) -> str:
+    """The same of the page on actions."""
+    return placed(text, STEPS_BEGIN, STEPS_END, f"\n{steps()}\n", ACTS_PAGE)
+
+
 def config_page(text: str) -> str:
     """The same of the page on the configuration."""
     return placed(text, KEYS_BEGIN, KEYS_END, f"\n{keys()}\n", CONFIG_PAGE)
@@ -109,14 +124,14 @@ def config_page(text: str) -> str:
 def main(words: list[str]) -> int:
     """Write the pages, or say whether they are as they should be."""
     code = 0
-    for path, made in ((PAGE, page), (CONFIG_PAGE, config_page)):
+    for path, made in ((PAGE, page), (ACTS_PAGE, acts_page), (CONFIG_PAGE, config_page)):
         text = path.read_text(encoding="utf-8")
         is_same = made(text) == text
         if "--check" not in words:
             path.write_text(made(text), encoding="utf-8")
             print(f"wrote {path.name}")
         elif not is_same:
-            print(f"{path.name} is not what guard reads by: python -m lab.write_guard_page")
+            print(f"{path.name} is not what guard goes by: python -m lab.write_guard_page")
             code = 1
     return code
 

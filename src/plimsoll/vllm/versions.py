@@ -240,6 +240,7 @@ class Behaviour(Enum):
         self.evidence: str = row["evidence"]
         self.is_announced: bool = row.get("is_announced", False)
         self.last: str | None = row.get("last")
+        self.memory: str | None = row.get("memory")
 
     def is_in(self, version: str) -> bool:
         """True if this version has the change; ValueError for a text that is no version."""
