@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.article import measure
-from lab.article.fleet import WATCHERS, WatchedFleet
+from lab.article.fleet import WatchedFleet
 from lab.article.incidents import INCIDENTS
 from lab.article.sidecar import Marks, Reading, Sidecar, World, read_page
 from plimsoll.guard.config import read_guard_config
@@ -126,20 +126,6 @@ def test_guard_has_its_own_defaults_but_for_the_scale(tmp_path: Path, scale: flo
     for knob in THRESHOLDS:
         expected = max(knob.low, knob.default / scale) if knob.unit == "s" else knob.default
         assert policy.number(knob.kind, knob.name) == pytest.approx(expected), knob
-
-
-def test_the_engines_are_the_same_whoever_watches(tmp_path: Path) -> None:
-    """One command, and the balancer asks /health: nothing that the article's reader would not have."""
-    commands = set()
-    for watcher in WATCHERS:
-        folder = tmp_path / watcher
-        folder.mkdir()
-        fleet = WatchedFleet(folder, watcher, 5.0, use_haproxy=False)
-        words = fleet.words("a")
-        commands.add(tuple(word for word in words if word != str(fleet.ports["a"])))
-        assert fleet.checks.path == "/health"
-        assert "--shutdown-timeout" not in words
-    assert len(commands) == 1
 
 
 def test_figures_of_a_scene_are_what_the_balancer_and_the_processes_say() -> None:

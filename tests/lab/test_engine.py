@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lab.engine import install
-from lab.engine.server import NICE, Child, let_others_run, living
 from lab.guard.vllm_unit import STOP_S, read_unit, unit_on
 
 PINS = "torch==2.13.0\nvllm-cpu==0.32.0\n"
@@ -71,45 +67,6 @@ def test_only_a_finished_folder_is_installed_and_an_incomplete_one_is_removed(
     removed, refused = capsys.readouterr().err.splitlines()
     assert "removing an interrupted install" in removed
     assert "XDG_CACHE_HOME" in refused
-
-
-def test_the_reason_of_pip_is_told_and_a_cuda_build_of_torch_refused(tmp_path: Path) -> None:
-    """What went wrong, not the last line of what pip said; a torch that wants CUDA is found out before the rest is fetched."""
-    for output, reason in (
-        ("WARNING: Retrying after NewConnectionError(...)\nERROR: No matching distribution", "could not reach"),
-        ("OSError: [Errno 28] No space left on device", "disk ran full"), ("ERROR: one\nERROR: two", "pip failed: two"),
-        ("", "no reason"),
-    ):  # fmt: skip
-        assert reason in install.why_pip_failed(output)
-    version_file = install.site_packages(tmp_path) / "torch" / "version.py"
-    version_file.parent.mkdir(parents=True)
-    text = "from typing import Optional\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
-    version_file.write_text(text)
-    install.refuse_cuda_torch(tmp_path)
-    version_file.write_text(text.replace("None", "'13.0'", 1))
-    with pytest.raises(install.InstallError, match="PIP_EXTRA_INDEX_URL"):
-        install.refuse_cuda_torch(tmp_path)
-
-
-def test_only_what_lives_in_the_session_counts_and_one_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    """A zombie, one of another session and one that is gone are none of ours; the kernel may refuse a weight."""
-    # In a session of its own: the weight is the session's, and would stay with all that is tested after this.
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
-    let_others_run(child.pid)
-    assert os.getpriority(os.PRIO_PROCESS, child.pid) == NICE
-    child.communicate()
-    let_others_run(child.pid)
-    stat = "{pid} (a (b) c) {state} 1 7 {session} 0 -1"
-    cases = {
-        11: ("S", 7, b"VLLM::EngineCore\0\0"), 12: ("Z", 7, b"vllm\0"), 13: ("X", 7, b"vllm\0"), 14: ("D", 7, b""),
-        15: ("S", 8, b"vllm\0serve\0"), 16: ("R", 7, b"vllm\0serve\0"),
-    }  # fmt: skip
-    for pid, (state, session, title) in cases.items():
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(stat.format(pid=pid, state=state, session=session))
-        (tmp_path / str(pid) / "cmdline").write_bytes(title)
-    found = [living(tmp_path / str(pid), 7) for pid in (*cases, 17)]
-    assert [one for one in found if one] == [Child(11, "VLLM::EngineCore"), Child(16, "vllm serve")]
 
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "launches"

@@ -1,35 +1,11 @@
-"""HAProxy before the lab's engines: where its socket is, and what is said when it does not start."""
+"""HAProxy before the lab's engines."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from pathlib import Path
 
-import pytest
-
 from lab import haproxy
-from plimsoll.errors import WorldFailed
-
-
-def test_a_folder_too_deep_for_a_socket_gets_a_short_one_and_the_cause_of_a_failed_start_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel takes 107 bytes of a path; HAProxy's first alert names the line that is wrong, its last only that one was."""
-    deep = haproxy.RunningHAProxy(tmp_path / ("x" * 100), {})
-    place = Path(deep.table("a").split('"')[1])
-    assert len(str(place)) <= haproxy.LONGEST_SOCKET_PATH
-    assert place.parent.is_dir()
-    asyncio.run(deep.stop())
-    assert not place.parent.exists()
-
-    program = tmp_path / "haproxy"
-    program.write_text("#!/bin/sh\necho '[NOTICE] hello'\necho '[ALERT] the cause'\necho '[ALERT] Fatal errors'\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert shutil.which("haproxy") == str(program)
-    with pytest.raises(WorldFailed, match=r"did not start: \[ALERT\] the cause"):
-        asyncio.run(haproxy.RunningHAProxy(tmp_path, {}).start())
 
 
 def test_who_gets_work_is_what_haproxy_says(tmp_path: Path) -> None:

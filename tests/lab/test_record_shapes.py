@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lab.record_shapes import SHAPES, TARGET, recorded, written
 
@@ -26,24 +23,3 @@ def test_every_shape_is_in_the_file_and_even_series_are_short() -> None:
     assert written([0.0] * 720) == "0x719"
     assert written([2.0 * turn for turn in range(100)]) == "0+2x99"
     assert written([None] * 3 + [5.0]) == "_x3 5"
-
-
-def read(text: str) -> list[float | None]:
-    """What promtool makes of it, by its documentation."""
-    found: list[float | None] = []
-    for word in text.split():
-        whole = re.fullmatch(r"(_|-?[\d.]+(?:e[+-]?\d+)?)(?:([+-])([\d.]+))?(?:x(\d+))?", word)
-        assert whole is not None, word
-        first, sign, step, times = whole.groups()
-        if first == "_":
-            found += [None] * int(times or 1)
-        else:
-            by = float(step or 0) * (-1 if sign == "-" else 1)
-            found += [float(first) + by * turn for turn in range(int(times or 0) + 1)]
-    return found
-
-
-@given(st.lists(st.none() | st.integers(0, 50).map(float) | st.sampled_from([0.5, 0.1, 2e9, 1.7e9 + 0.25]), max_size=40))
-def test_nothing_is_lost_by_writing_it_short(values: list[float | None]) -> None:
-    """Read again it is the same series, holes included."""
-    assert read(written(values)) == values

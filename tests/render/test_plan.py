@@ -23,13 +23,11 @@ from plimsoll.render.plan import (
     compare_as_json,
     compare_as_text,
     letter,
-    matrix_json,
     matrix_lines,
     percent,
-    workload_json,
     workload_lines,
 )
-from plimsoll.render.terminal import WIDTH, json_text
+from plimsoll.render.terminal import WIDTH
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import engine_named
 from tests.each import each
@@ -104,14 +102,6 @@ def test_many_plans_fit_the_screen() -> None:
     assert [letter(n) for n in (0, 25, 26, 53)] == ["A", "Z", "A2", "B3"]
 
 
-def test_the_json_has_whole_plans_and_raw_differences() -> None:
-    """Every plan is there as `plan --json` has it, and differences are numbers, not words."""
-    body = json.loads(compare_as_json(_compared(planned(), planned("--max-model-len", "8192"))))
-    assert (body["schema"], body["fits"]) == ("plimsoll.plan/1", True)
-    assert [one["plan"]["settings"]["max_model_len"] for one in body["compare"]] == [131072, 8192]
-    assert {"what": "max-model-len", "values": [131072, 8192]} in body["differences"]
-
-
 def test_hostile_and_secret_text() -> None:
     """Control characters and tokens in a model's name reach neither the table nor the JSON."""
     one = ComparedPlan("f\x1b[31m:1", planned(model=f"a\x1b[2J\n{SECRET}"))
@@ -167,18 +157,6 @@ def test_a_wide_grid_is_cut_into_tables_that_fit() -> None:
     assert sum(line.startswith("  at most") for line in lines) == 3
 
 
-def test_the_grid_as_data() -> None:
-    """JSON has every cell with its state, use and reason."""
-    body = json.loads(json_text(matrix_json(_matrix())))
-    assert body["contexts"] == [8192, 16384, 24576]
-    assert body["at_once"] == [39, 7, None]
-    assert len(body["cells"]) == 6
-    assert body["cells"][0] == {
-        "context": 8192, "concurrency": 8, "state": "fits", "starts": True, "kv_use": 0.2, "tokens": 65536, "waits": 0,
-        "why": "because <b>[redacted]",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("share", "text"),
     [(0, "0.0%"), (0.0123, "1.2%"), (0.5, "50%"), (0.9996, "<100%"), (0.998, "99.8%"), (1, "100%"), (1.00001, ">100%"),
@@ -220,13 +198,3 @@ def test_each_way_a_workload_fares_has_its_sentence(workload: Workload, more: di
     lines = str(workload_lines(_answer(workload, **more))).splitlines()
     assert said in " ".join("\n".join(lines).split())
     assert max(map(len, lines)) <= WIDTH
-
-
-def test_a_workload_as_data() -> None:
-    """JSON has the verdict, the band, both figures of paging and the waste by block size."""
-    body = json.loads(json_text(workload_json(_answer(Workload(((1200, 300),), 64)))))
-    assert body["verdict"] == "fits"
-    assert body["at_once"] == {"value": 217, "low": 207, "high": 228}
-    assert body["paging"]["reserved_bytes"] == 64 * 131072 * 2**17
-    assert [row["block_size"] for row in body["waste"]] == [8, 16, 32, 64, 128]
-    assert [row["in_force"] for row in body["waste"]] == [False, True, False, False, False]

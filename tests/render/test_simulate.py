@@ -6,11 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from plimsoll.render.simulate import as_json, as_text, counted, duration, headline, percent, reading, seconds
-from plimsoll.simulate.replay import Replay
-from plimsoll.simulate.settings import CacheGroup, EngineLimits
+from plimsoll.simulate.settings import EngineLimits
 from plimsoll.simulate.summary import Summary, summarise
 from tests.each import each
 from tests.simulate.golden_runs import hand_made
@@ -19,14 +16,6 @@ MS = 1_000_000
 REQUESTS = [[0, 0, 0, 10 * MS, 30 * MS, 100, 3, 0, 0], [1, 0, 10 * MS, 20 * MS, 20 * MS, 100, 1, 1, 0]]
 STEPS = [[0, 10 * MS, 1, 1, 100, 0, 5, 8], [10 * MS, 20 * MS, 2, 0, 101, 1, 10, 16], [20 * MS, 40 * MS, 1, 0, 1, 0, 2, 4]]
 QUIET = [[0, 10 * MS, 1, 0, 100, 0, 5, 8]]
-CONTRACT = {
-    "schema": None, "requests": None, "finished": None, "rejected": None, "steps": None, "sim_seconds": None,
-    "wall_seconds": None, "preemptions": None, "preempted_requests": None, "peak_blocks": None, "recomputed_tokens": None,
-    "kv_usage": {"mean", "p50", "p99"}, "waste": {"mean_slots", "mean_percent"},
-    "prefix": {"query_tokens", "hit_tokens", "resumed_query_tokens", "resumed_hit_tokens", "hit_rate"},
-    "ttft": {"mean", "p50", "p90", "p99"}, "tpot": {"mean", "p50", "p90", "p99"},
-    "e2e": {"mean", "p50", "p90", "p99"}, "queue": {"mean", "p50", "p90", "p99"},
-}  # fmt: skip
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 
 
@@ -34,46 +23,16 @@ def _busy() -> Summary:
     return summarise(hand_made(REQUESTS, STEPS))
 
 
-@pytest.mark.parametrize("run", [hand_made(REQUESTS, STEPS), hand_made([], []), hand_made([], [], rejected=2)])
-def test_json_has_every_name_of_the_contract(run: Replay) -> None:
-    """Whatever happened, the same names are there."""
-    body = json.loads(as_json(summarise(run)))
-    assert body["schema"] == "plimsoll.simulate/1"
-    for name, inner in CONTRACT.items():
-        assert name in body
-        assert inner is None or inner <= set(body[name]), name
-
-
 def test_unknown_is_null_and_a_single_request_is_no_percentile() -> None:
     """A run without a finished request has no latency, not a latency of 0."""
     body = json.loads(as_json(summarise(hand_made([], [], rejected=3))))
+    assert body.keys() == json.loads(as_json(_busy())).keys()
     assert body["ttft"] == {"mean": None, "p50": None, "p90": None, "p99": None}
     assert body["kv_usage"]["mean"] is None
     assert (body["requests"], body["rejected"]) == (3, 3)
     text = str(as_text(summarise(hand_made(REQUESTS[:1], QUIET))))
     assert "one in a hundred" not in text
     assert "1 request over" in text
-
-
-def test_json_carries_the_settings_and_the_step_times() -> None:
-    """A run can be repeated from its own report."""
-    settings = EngineLimits(num_blocks=11, groups=(CacheGroup("sliding", 16, 4096),))
-    body = json.loads(as_json(summarise(hand_made(REQUESTS, STEPS, settings)), notes=["a note"]))
-    assert body["settings"]["num_blocks"] == 11
-    assert body["settings"]["groups"] == [{"kind": "sliding", "block_size": 16, "window": 4096}]
-    assert body["step_time"]["base_ns"] == 6_000_000
-    assert body["step_time"]["label"] == "rough guide: not fitted"
-    assert body["notes"] == ["a note"]
-
-
-def test_text_fits_a_screen() -> None:
-    """At most 25 lines of at most 110 columns, with every figure an operator asks for."""
-    text = str(as_text(_busy()))
-    lines = text.splitlines()
-    assert len(lines) <= 25
-    assert max(map(len, lines)) <= 110
-    for word in ("finished", "preemptions", "cache use", "waste", "prefix hits", "TTFT", "TPOT", "E2E", "throughput"):
-        assert word in text, word
 
 
 def test_times_are_labelled_a_rough_guide_unless_fitted_and_a_cache_that_is_off_has_no_hits() -> None:

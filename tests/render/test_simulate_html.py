@@ -138,13 +138,6 @@ def test_settings_are_shown_whole() -> None:
     assert "rough guide" not in read.text
 
 
-def test_light_dark_and_print() -> None:
-    """One page serves all three."""
-    html = _whole()
-    assert "prefers-color-scheme:dark" in html
-    assert "@media print" in html
-
-
 def test_a_long_run_is_a_small_page() -> None:
     """Two thousand requests stay under 200 KB."""
     traffic = generate(parse_synthetic("synthetic:requests=2000,rate=20,prompt=600,output=100"))

@@ -82,9 +82,3 @@ def standin(
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
-
-
-@contextlib.contextmanager
-def with_gate() -> Iterator[Server]:
-    with standin(ServerFlags(middleware=("plimsoll.inside.Gate",), token=TOKEN)) as server:
-        yield server
