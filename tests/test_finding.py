@@ -19,10 +19,8 @@ def test_codes_are_promises() -> None:
         " engine.crash-loop"
     )
     assert set(promised.split()) <= {code.value for code in Code}
-
     assert not any(c.is_memory for c in (Code.STARTUP_BAD_FLAG, Code.ENGINE_DEAD, Code.OTHER_PORT_IN_USE))
     assert all(c.is_memory for c in (Code.KV_SATURATED, Code.HOST_OUT_OF_MEMORY, Code.STARTUP_NO_CACHE_BLOCKS))
-
     finding = Finding(Code.KV_SATURATED, Severity.WARNING, 0.9, "the cache is full", "because")
     assert str(finding) == "kv.saturated: the cache is full"
 

@@ -265,7 +265,6 @@ def test_every_command_is_recorded_and_nothing_of_a_machine() -> None:
     for command, cases in CASES.items():
         assert set(recorded(command)) == set(cases)
         assert len(cases) >= FEWEST.get(command, 1)
-
     files = list(OUTPUTS.glob("*.json"))
     for path in files:
         text = path.read_text(encoding="utf-8")

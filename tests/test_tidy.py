@@ -80,7 +80,6 @@ def replacing_modules() -> list[str]:
 def test_one_class_name_means_one_thing_and_what_is_changed_is_a_dataclass() -> None:
     """No two modules define a class of one name; changed copies are made of dataclasses, not of NamedTuples with `_replace`."""
     assert shared_names() == {}
-
     assert [module for module in replacing_modules() if module not in REPLACING] == []
 
 

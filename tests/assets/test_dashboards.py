@@ -41,8 +41,7 @@ def test_grafanas_own_types_lose_nothing_and_every_expression_asks_for_what_exis
     register_default_plugins()
     known = metrics_known(settings)
     for name, page in pages(settings).items():
-        again = json.loads(json.dumps(Dashboard.from_json(page), cls=JSONEncoder))
-        assert list(_lost(page, again, name)) == []
+        assert list(_lost(page, json.loads(json.dumps(Dashboard.from_json(page), cls=JSONEncoder)), name)) == []
         for expr in expressions(page):
             promql_parser.parse(expr)
             unknown = metrics_of(expr) - known
@@ -72,8 +71,7 @@ def test_a_key_that_grafana_does_not_know_would_be_found() -> None:
     panel = next(panel for panel in page["panels"] if panel["type"] == "timeseries")
     panel["tittle"], panel["targets"][0]["expression"] = "x", "up"
     panel["fieldConfig"]["defaults"]["custom"]["drawstyle"] = "line"
-    again = json.loads(json.dumps(Dashboard.from_json(page), cls=JSONEncoder))
-    lost = list(_lost(page, again, ""))
+    lost = list(_lost(page, json.loads(json.dumps(Dashboard.from_json(page), cls=JSONEncoder)), ""))
     assert [one.rpartition(".")[2] for one in lost] == ["expression", "drawstyle", "tittle"]
 
 

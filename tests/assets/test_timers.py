@@ -63,8 +63,7 @@ def test_the_files_of_a_random_plan_nest(seed: int) -> None:
         "kubernetes": pod["terminationGracePeriodSeconds"],
     }
     for way, grace in graces.items():
-        stop = tomllib.loads(files[f"{way}/plimsoll.toml"])["act"]["stop_within"]
-        guard_s = int(stop.removesuffix("s"))
+        guard_s = int(tomllib.loads(files[f"{way}/plimsoll.toml"])["act"]["stop_within"].removesuffix("s"))
         assert before_stop < shutdown < before_stop + shutdown + TEARDOWN_S <= min(grace, guard_s)
         # Guard's own SIGKILL comes before systemd's and Docker's; a pod is killed by Kubernetes, and guard waits for that.
         assert guard_s > grace if way == "kubernetes" else guard_s < grace

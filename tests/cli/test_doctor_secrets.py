@@ -102,8 +102,7 @@ def test_no_secret_of_any_other_kind_of_input_is_shown(tmp_path: Path) -> None:
     """Packed logs, docker's JSON, dmesg, a pod, nvidia-smi, a metrics page, names of files: nothing planted is left."""
     folder, secrets = tmp_path / "inputs", every_secret()
     folder.mkdir()
-    plain = failing(*secrets, *USER_TEXTS)
-    (folder / "packed.log.gz").write_bytes(gzip.compress(plain.encode()))
+    (folder / "packed.log.gz").write_bytes(gzip.compress(failing(*secrets, *USER_TEXTS).encode()))
     single = failing(*on_one_line(secrets), *USER_TEXTS).splitlines()
     for name, wrap in WRAPPINGS.items():
         (folder / f"{name}.log").write_text("\n".join(map(wrap, single)))

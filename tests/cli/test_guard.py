@@ -182,8 +182,7 @@ def test_its_own_page_of_metrics(tmp_path: Path) -> None:
         "plimsoll_guard_notifications", "plimsoll_guard_engines", "plimsoll_guard_build_info",
     } <= set(families)  # fmt: skip
     rows = {(s.labels["engine"], s.labels["condition"]): s.value for s in families["plimsoll_guard_condition"].samples}
-    name = f"127.0.0.1:{server.port}"
-    assert rows[name, "dead"] == 0.0
+    assert rows[f"127.0.0.1:{server.port}", "dead"] == 0.0
     assert rows["127.0.0.1:9", "dead"] != rows["127.0.0.1:9", "dead"], "NaN: it is not known"
     assert not any(value == 1.0 for value in rows.values())
 

@@ -142,8 +142,7 @@ def test_the_rewritten_line_survives_a_shell(tmp_path: Path) -> None:
     """bash reads from the rewritten line exactly the words that were meant: quotes, dollars, blanks, home folders."""
     words = ["m", "--served-model-name", "a b", "it's", 'say "x"', "cost$HOME", "back\\slash", "--hf-overrides", '{"k": "$X"}']
     line = ask("flags --json -- vllm serve", *words).body["rewritten"]
-    done = shell(f'vllm() {{ printf "%s\\0" "$@"; }}; HOME=/nowhere; {line}')
-    assert done.stdout.split("\0")[1:-1] == words
+    assert shell(f'vllm() {{ printf "%s\\0" "$@"; }}; HOME=/nowhere; {line}').stdout.split("\0")[1:-1] == words
     script = tmp_path / "s.sh"
     script.write_text("vllm serve ~/models/x $EXTRA_ARGS --port $PORT\n", encoding="utf-8")
     assert ask("flags --json", str(script)).body["rewritten"] == "vllm serve ~/models/x $EXTRA_ARGS --port $PORT"

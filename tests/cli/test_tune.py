@@ -106,6 +106,5 @@ def test_shapes_are_compared_as_cards_are() -> None:
             other, own = by_name[card["beaten_by"]], card
             assert other["gpus"] <= own["gpus"]
             assert other["capacity"]["highest_requests_per_second"] >= own["capacity"]["highest_requests_per_second"]
-    text = ask(f"{words} max_model_len=300,4096 {serve}").text
-    assert "too long for it and refused" in text
+    assert "too long for it and refused" in ask(f"{words} max_model_len=300,4096 {serve}").text
     assert "max_model_len=8k;x: values with commas" in ask(f"{words} 'max_model_len=8k;x' {serve}", code=2).line

@@ -25,7 +25,6 @@ def test_figures_are_those_of_the_recordings(capsys: pytest.CaptureFixture[str])
     shown = re.search(r"```console\n\$ python -m lab\.article\.recorded\n(.*?)```", PAGE, re.DOTALL)
     assert shown is not None
     assert capsys.readouterr().out == shown[1]
-
     folder = ROOT / "tests" / "captures" / "vllm-0.25.1-h200-inside"
     found: list[float] = []
 
@@ -36,7 +35,6 @@ def test_figures_are_those_of_the_recordings(capsys: pytest.CaptureFixture[str])
     for path in folder.glob("*.json"):
         json.loads(path.read_text(encoding="utf-8"), object_hook=note)
     assert f"{min(found):.3f} to {max(found):.3f} in all {len(found)} samples" in PAGE
-
     rows = recorded.article_flags().rows
     full = [row.at_s for row in rows if row.reading.cache > 0.95]
     assert full[-1] - full[0] == 30
@@ -64,7 +62,6 @@ def test_figures_are_those_of_the_other_pages() -> None:
     costs = [round(a - b, 2) for a, b in zip(at[32], at[16], strict=True)]
     assert f"from 16 to 8 saves {min(saves)} to {max(saves)} percentage points" in PAGE
     assert f"from 16 to 32 costs {min(costs)} to {max(costs)};" in PAGE
-
     evidence = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert "| failures, foreseen: named | 19 of 24 |" in evidence
     assert "| failures that doctor names first |  | 24 of 24 |" in evidence
@@ -74,7 +71,6 @@ def test_figures_are_those_of_the_other_pages() -> None:
 def test_the_comparison_is_that_of_the_kept_run_which_is_whole() -> None:
     """Written by `python -m lab.write_article_page`; every incident under every watcher, each request served or lost."""
     assert placed(PAGE, section(read(RESULTS))) == PAGE
-
     scenes = read(RESULTS)["scenes"]
     assert {(one["incident"], one["watcher"]) for one in scenes} == {(one.name, who) for one in INCIDENTS for who in WATCHERS}
     for scene in scenes:

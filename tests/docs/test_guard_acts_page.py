@@ -49,8 +49,7 @@ def test_the_tables_of_steps_ends_and_conditions_are_those_of_the_code() -> None
     for end in End:
         assert f"\n| `{end}` | " in PAGE
     for kind, grade in GRADES.items():
-        row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{grade}` | "))
-        assert f"`{kind}`" in row
+        assert f"`{kind}`" in next(line for line in PAGE.splitlines() if line.startswith(f"| `{grade}` | "))
 
 
 def test_every_reason_has_its_row() -> None:
@@ -67,8 +66,7 @@ def test_every_reason_has_its_row() -> None:
     rows = [re.findall(r"`(\w+)`", line.split(" | ")[0]) for line in first.splitlines() if line.startswith("| `")]
     assert rows == [[reason] for reason in decided]
     starts = [line.split(" | ")[0] for line in second.splitlines() if line.startswith("| `")]
-    said = {word for start in starts for word in re.findall(r"`(\w+)`", start)}
-    assert said == asked - set(decided)
+    assert {word for start in starts for word in re.findall(r"`(\w+)`", start)} == asked - set(decided)
     assert len(WHAT_TO_DO) > 10
     assert all(f"\n| `{reason}` | " in first + second for reason in WHAT_TO_DO)
     assert REFUSALS_PAGE == "docs/guard-acts.md#when-it-refuses"

@@ -67,7 +67,6 @@ def test_the_whole_of_it_and_the_example_on_the_page(tmp_path: Path) -> None:
     asked = guard_options(["--config", str(path)], {})
     assert asked.policy.every_s == 10.0
     assert asked.policy.number("dead", "refused") == 180.0
-
     page = (Path(__file__).parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
     text = page.partition("```toml\n")[2].partition("```")[0].replace("/etc/plimsoll/", "")
     for name in ("gate.token", "vllm.key", "guard.token"):
@@ -91,7 +90,6 @@ def test_a_gate_is_where_it_is_said_and_a_secret_that_everybody_can_read_is_said
     (tmp_path / "key").write_text("k", encoding="utf-8")
     found = config_in("[discover]\napi_key_file = 'key'\ncanary = true", str(tmp_path / "p.toml"))
     assert (found.discover.api_key, found.discover.canary_s) == ("k", 30.0)
-
     for name, mode in (("open", 0o644), ("shut", 0o640)):
         (tmp_path / name).write_text(TOKEN, encoding="utf-8")
         (tmp_path / name).chmod(mode)
@@ -103,7 +101,6 @@ def test_a_gate_is_where_it_is_said_and_a_secret_that_everybody_can_read_is_said
     asked = guard_options(["--config", str(path), "--token-file", str(tmp_path / "open")], {})
     assert asked.config.warnings == (said,)
     assert guard_options(["--engine", "http://x:1", "--token-file", str(tmp_path / "open")], {}).config.warnings == (said,)
-
     (tmp_path / "latin.toml").write_bytes(b"# one\n# tw\xf6\n")
     (tmp_path / "big.toml").write_bytes(b"#" * (5 << 20))
     for name, says in (("none.toml", "No such file"), ("", "directory"), ("latin.toml", "line 2: not UTF-8"),
@@ -193,7 +190,6 @@ def test_nothing_need_be_set_and_every_key_of_act_reaches_the_policy() -> None:
     assert "2 machines" in engine("nodes = 2").only_observed
     assert "KV connector" in engine("kv_connector = true").only_observed
     assert engine("kv_connector = false\nnodes = 1").only_observed == ""
-
     text = Path(__file__).with_name("act.toml").read_text(encoding="utf-8")
     act = sure(read(text).act)
     assert set(tomllib.loads(text)["act"]) == {key.name for key in KEYS if key.table == "act"}, "this test writes every key"
@@ -219,7 +215,6 @@ def test_three_locks_balancers_and_restarters(tmp_path: Path) -> None:
     found = read(text, tmp_path).lock
     assert found == EtcdLockConfig(("http://a:1", "https://b:2"), "k", 60, "u", "hunter2", str(tmp_path / "ca"))
     assert "hunter2" not in repr(found)
-
     (tmp_path / "t").write_text("secret", encoding="utf-8")
     haproxy = "balancer = {haproxy = '/run/h.sock', backend = ['llm', 'chat'], server = 's1', may_be_last = true}"
     assert engine(haproxy).balancer == HaproxyConfig("/run/h.sock", ("llm", "chat"), "s1", may_be_last=True)

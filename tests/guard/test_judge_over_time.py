@@ -124,8 +124,7 @@ def test_losing_data_never_makes_it_act_sooner(name: str, drops: Drops, seed: in
 def busy() -> tuple[Look, ...]:
     """Half an hour of an engine of which everything is seen."""
     scene = Scene(9, share=0.5)
-    watched = Watched(StandIn(launch(ENGINES[0]).config), Sight(has_gate=False))
-    return tuple(watched.looks(1_900.0, scene.load))
+    return tuple(Watched(StandIn(launch(ENGINES[0]).config), Sight(has_gate=False)).looks(1_900.0, scene.load))
 
 
 @given(drops=DROPS, from_look=st.integers(0, 200), is_lying=st.booleans())

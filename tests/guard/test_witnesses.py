@@ -166,8 +166,7 @@ FAILED_UNIT = "its unit has failed"
 )  # fmt: skip
 def test_what_proves_that_it_serves_nobody(what: str, seen: list[Look], wanted: str, reason: str) -> None:
     """Guard's own connection alone is no proof; a witness is, unless somebody sees it serve."""
-    policy = read_policy({"dead": {"refused": "60s"}})
-    fleet = Watched(policy, a=seen, b=series(int(seen[-1].at_s), answers))
+    fleet = Watched(read_policy({"dead": {"refused": "60s"}}), a=seen, b=series(int(seen[-1].at_s), answers))
     assert fleet.outcome() == wanted, what
     assert reason in ("", fleet.condition("a", "dead").reason), what
 

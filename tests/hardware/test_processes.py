@@ -49,8 +49,7 @@ def test_children_and_sessions_belong_to_it() -> None:
     assert [one.pid for one in family(all_of_it, [(100, 1000)])] == [100, 101, 102, 103]
     orphans = table(process(101, 1, 100), process(50, 1, 50))
     assert [one.pid for one in family(orphans, [], [(100, 1000)])] == [101]
-    reused = {**orphans, 100: process(100, 1, 100, start=9999)}
-    assert family(reused, [(100, 1000)], [(100, 1000)]) == []
+    assert family({**orphans, 100: process(100, 1, 100, start=9999)}, [(100, 1000)], [(100, 1000)]) == []
     some = table(process(1, 0, 1), process(100, 1, 100), process(101, 100, 100, "Z"), process(102, 100, 100))
     assert [one.pid for one in family(some, [(100, 1000), (1, 10)], [(1, 10)], spare={102})] == [100]
     assert marks(some.values()) == {(1, 10), (100, 1000), (101, 1010), (102, 1020)}

@@ -99,7 +99,6 @@ class HTTPException(Exception):
 
 def fake_vllm(*, graceful: bool = True) -> dict[str, Any]:
     """The modules that the door asks for, new in each test."""
-
     processor = output_processor()
 
     class AsyncLLM:
@@ -132,8 +131,7 @@ def settings(folder: Path, table: Any = TABLE, mode: str = "certified") -> Insid
 def started(folder: Path, table: Any = TABLE, mode: str = "certified", **how: Any) -> tuple[Door, Any]:
     made, modules = Door(), fake_vllm(**how)
     assert install_into_vllm(made, settings(folder, table, mode), modules.__getitem__)
-    client = modules["vllm.v1.engine.async_llm"].AsyncLLM(config())
-    return made, client.output_processor
+    return made, modules["vllm.v1.engine.async_llm"].AsyncLLM(config()).output_processor
 
 
 def special(name: str, ids: int, **more: Any) -> SimpleNamespace:

@@ -256,8 +256,7 @@ def test_on_a_cpu_the_c_library_gives_back_and_other_devices_are_refused() -> No
 def cumem(*asleep: bool, tag: str = "default") -> dict[str, Any]:
     held = {place: SimpleNamespace(is_asleep=each) for place, each in enumerate(asleep)}
     allocator = SimpleNamespace(current_tag=tag, default_tag="default", pointer_to_data=held)
-    home = SimpleNamespace(CuMemAllocator=SimpleNamespace(instance=allocator))
-    return {"vllm.device_allocator.cumem": home}
+    return {"vllm.device_allocator.cumem": SimpleNamespace(CuMemAllocator=SimpleNamespace(instance=allocator))}
 
 
 def test_only_a_worker_that_is_awake_is_asked_to_compact() -> None:

@@ -204,8 +204,7 @@ def test_a_new_of_the_base_class_is_asked(folder: Path) -> None:
             self.rank = rank
 
     install_into(Base)
-    worker = Base(rank=4)
-    assert (worker.rank, Base.made) == (4, 1)
+    assert (Base(rank=4).rank, Base.made) == (4, 1)
     assert wait_for_figures(folder, rank=4)
 
 

@@ -124,8 +124,7 @@ def test_prompts_that_wait_for_their_hashes_are_bounded(tmp_path: Path) -> None:
     time.sleep(0.2)
     for _ in range(20):
         one.note_finished(replace(ONE, seen=Seen(0, range(QUEUE_TOKENS // 10), "", ())))
-    held = sum(each.seen is not None and each.seen.token_ids is not None for each in one._queue)
-    assert 10 <= held <= 12
+    assert 10 <= sum(each.seen is not None and each.seen.token_ids is not None for each in one._queue) <= 12
     one._queue.clear()
     one.close(limit_s=10)
 
@@ -320,8 +319,7 @@ def test_what_was_not_measured_is_left_out() -> None:
 
 def test_a_request_given_up_in_its_middle_says_what_was_measured_until_then() -> None:
     """The first token on the API server's clock; when it was scheduled by the difference on the engine's."""
-    state = RequestState(request("a", [1] * 30))
-    said = row(from_state(state, AT + 3.0))
+    said = row(from_state(RequestState(request("a", [1] * 30)), AT + 3.0))
     assert (said["arrival"], said["first_token"], said["finished"]) == (AT, AT + 1.0, AT + 3.0)
     assert said["scheduled"] == pytest.approx(AT + 0.6)
     assert (said["prompt_tokens"], said["output_tokens"], said["finish_reason"]) == (30, 9, "abort")
@@ -385,8 +383,7 @@ def test_what_the_cache_does_not_share_has_other_hashes() -> None:
     assert not set(_hashes(list(range(64)), b"a")) & set(_hashes(list(range(64)), b"b"))
     ids = list(range(32))
     whole = _hashes(ids, b"key one")
-    guess = _hashes([*ids[16:]], bytes.fromhex(whole[0]))
-    assert whole[1] not in guess
+    assert whole[1] not in _hashes([*ids[16:]], bytes.fromhex(whole[0]))
     ids = list(range(32))
     assert not set(_hashes(ids, b"k", seed="adapter")) & set(_hashes(ids, b"k"))
     ids = [7] * 64

@@ -140,8 +140,7 @@ def test_numbers_are_kept_and_start_at_nothing(tmp_path: Path) -> None:
     assert [page[name] for name in PAIR] == [0, 0, 0]
     page["first"], page["second"] = -(2**62), 2**62
     assert page.add("third", 5) == 5
-    other = SharedPage(PAIR, page.path, makes=False)
-    assert other.together(PAIR) == [-(2**62), 2**62, 5]
+    assert SharedPage(PAIR, page.path, makes=False).together(PAIR) == [-(2**62), 2**62, 5]
     assert (tmp_path / "a.page").stat().st_mode & 0o777 == 0o600
 
 

@@ -92,8 +92,7 @@ async def test_an_engine_that_answers_the_test_is_not_stuck(tmp_path: Path) -> N
         core._queue_at_ns = 0
 
     for tester in (Trial(fails=False), Trial(fails=True, does=step)):
-        tick = Tick(core, tester)
-        await look(tick, 6)
+        await look(Tick(core, tester), 6)
         assert tester.made == 1
         assert core.readiness().is_ready
 

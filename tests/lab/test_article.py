@@ -72,7 +72,6 @@ def test_three_marks_in_the_window_are_enough_and_an_error_is_none() -> None:
     marks.see(FULL, 30.0)
     assert not marks.see(FULL, 300.0)
     assert marks.see(FULL, 329.0)
-
     pages = (FULL, OSError("refused"), ValueError("no page"), FULL, TimeoutError(), FULL)
     assert Machine(*pages).turned(5).told == ["mark", "mark"]
     machine = Machine(*pages).turned(6)
@@ -94,7 +93,6 @@ def test_it_looks_every_30_s_waits_60_s_at_most_and_reads_the_page_of_a_real_eng
     machine = Machine(then=FULL).turned(3, scale=10.0)
     assert machine.restarted_at_s == [pytest.approx(1_012.0, abs=0.2)]
     assert machine.now_s == pytest.approx(1_015.0, abs=0.2)
-
     assert read_page((CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt").read_text(encoding="utf-8")) == Reading(0.0, 0.0, 0.0)
     page = 'vllm:kv_cache_usage_perc{engine="0",model_name="a b"} 0.97\nvllm:num_requests_running{engine="0"} 3.0\n'
     more = 'vllm:num_requests_waiting_by_reason{reason="capacity"} 9.0\nvllm:num_requests_waiting{engine="0"} 7.0\n'
@@ -142,7 +140,6 @@ def test_figures_of_a_scene_are_what_the_balancer_and_the_processes_say() -> Non
     assert measure.whole_again_s(burst, [seen(1), seen(2)], FIRST) == 0.0
     assert measure.whole_again_s(burst, [seen(1, under_way=many), seen(2), seen(3, WITHOUT_C), seen(4)], FIRST) == 4
     assert measure.whole_again_s(burst, [seen(1), seen(2, under_way=many)], FIRST) is None
-
     assert measure.restarts([seen(1), seen(2, c=7), seen(3, c=7), seen(4, c=8)], FIRST) == {"a": 0, "b": 0, "c": 2}
     words = [measure.Word(-3, "a", "notice", "x"), measure.Word(9, "a", "act", "restart"), measure.Word(5, "b", "notice", "y")]
     assert measure.first_s(words, "notice", "act") == 5

@@ -54,15 +54,11 @@ def test_flags_are_followed_nothing_is_run_and_odd_layouts_are_errors(rows: dict
     assert (rows["--prefix"]["kind"], rows["--prefix"]["default"]) == ("on-off", None)
     assert (rows["--sizes"]["nargs"], rows["--sizes"]["default"]) == ("+", [])
     assert rows["--uds"]["deprecated"] is True
-
     assert "default" not in rows["--secretly"]
-
     trap = tmp_path / "trap"
     evil = f"import pathlib\npathlib.Path({str(trap)!r}).touch()\n" + WHEEL["cli_args"]
-    tree = _tree(tmp_path, entrypoints__openai__cli_args=evil, **FLAGS)
-    assert read_flags(tree)
+    assert read_flags(_tree(tmp_path, entrypoints__openai__cli_args=evil, **FLAGS))
     assert not trap.exists()
-
     with pytest.raises(LookupError):
         read_flags(_tree(tmp_path / "other", config=WHEEL["config"]))
 
@@ -75,7 +71,6 @@ def test_metrics_and_variables_are_read_with_what_they_mean(tmp_path: Path) -> N
         "labels": ["model_name", "engine", "reason"],
     }  # fmt: skip
     assert rows["vllm:gpu_cache_usage_perc"]["shown"] == "hidden"
-
     other = "import os\nx = os.environ.get('VLLM_SECRET_SAUCE')\n"
     rows = {row["name"]: row for row in read_environment(_tree(tmp_path, envs=WHEEL["envs"], other=other))}
     assert rows["VLLM_PORT"] == {"name": "VLLM_PORT", "default": 1}
@@ -91,7 +86,6 @@ def test_stretches_break_where_a_fact_changes_and_a_need_is_one_row_with_its_wor
         {"from": "0.3", "to": "0.3", "default": 2},
         {"from": "0.5", "to": "0.5", "default": 2},
     ]
-
     assert (
         as_text({"made_by": "x", "rows": {"a": [1], "b": [2]}}) == '{\n"made_by": "x",\n"rows": {\n"a": [1],\n"b": [2]\n}\n}\n'
     )

@@ -97,7 +97,6 @@ def test_streams_are_compared_choice_by_choice_and_a_recording_is_kept_small() -
     assert streams(one)["order"] == ["choice", "rest"]
     going_on, last = event(0, "a"), event(0, "a", "length")
     assert streams([last]) == streams([going_on, going_on, last]) != streams([going_on]), "a late machine sends all at once"
-
     kept = folded([event(0, str(n)) for n in range(1000)] + ["[DONE]"])
     assert [item["alike"] if isinstance(item, dict) else item for item in kept] == [1000, "[DONE]"]
     assert [kind(value) for value in (None, True, 1, 1.5, "a", [1, "a"], {"k": None}, [])] == [
@@ -118,7 +117,6 @@ def test_events_and_pages_are_read_as_they_came_and_ends_are_told_apart() -> Non
     assert events_of('data: {"a": 1}\n\ndata: [DONE]\n\n') == [{"a": 1}, "[DONE]"]
     raw = ['data:{"a": 1}', "data: x", "data: {"]
     assert events_of("\n\n".join(raw)) == [{"raw": text} for text in raw]
-
     found = families(PAGE)
     series = {"h_bucket": {"le": ["1.0", "+Inf"], "pid": []}, "h_count": {"pid": []}}
     assert found["h"] == {"help": "A histogram.", "type": "histogram", "series": series}

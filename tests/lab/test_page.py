@@ -39,7 +39,6 @@ def test_commands_are_found_with_what_they_print_and_what_is_said_above_them() -
     assert {(each.above.exit_code, each.above.limit_s, each.above.by_words) for each in (one, two, three)} == {(1, 90.0, True)}
     assert (four.bare, one.bare) == ("four", one.text)
     assert (four.text, four.shown, four.above.exit_code, four.above.rules) == ("four     # with a remark", (), 0, ())
-
     # A page with a mistake in it is not taken for one without commands: it is said with its line.
     for page, line in (
         ("\n```console\noutput without a command\n```\n", "3:"),
@@ -105,7 +104,6 @@ def test_a_page_that_is_written_is_true_and_a_command_that_does_not_end_is_ended
     with pytest.raises(NotTrue, match=r"page\.md:3: not over after 1 s"):
         run_page(path)
     assert not is_asleep()
-
     path = page(tmp_path, "```console\n$ false\n$ echo a\na\n```\n")
     run_page(path, left_out=["false"])
     with pytest.raises(NotTrue, match="left out and not there: true"):

@@ -25,7 +25,6 @@ def test_every_run_was_made_none_was_fitted_and_the_page_shows_what_was_foreseen
         for ending in (("-inside", "-outside") if entry["kind"] == "edge" else ("",))
     }
     assert {run.name for run in runs()} == wanted
-
     models = {run.told["model"] for run in starts()}
     assert len(starts()) >= 14
     assert len(models) >= 6
@@ -37,7 +36,6 @@ def test_every_run_was_made_none_was_fitted_and_the_page_shows_what_was_foreseen
         config = TOLD["models"][own["like"]] | own if "like" in own else own
         quantised = "quantization_config" in config
         assert quantised or tuple(config[size] for size in sizes) not in fitted, name
-
     for chosen in (starts(), *([run for run in starts() if run.told["half"] == half] for half in "abc")):
         near = [run.name for run in chosen if score(run, run.today).is_near]
         assert len(near) / len(chosen) >= 12 / 14, near

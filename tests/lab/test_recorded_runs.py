@@ -48,11 +48,9 @@ def test_what_compaction_gave_back() -> None:
     assert all(each["returned"] == each["reserved_before"] - each["reserved_after"] for each in done)
     assert all(each["free_after"] - each["free_before"] == each["returned"] for each in done)
     assert min(each["returned"] for each in done) > 700 * MIB
-
     steps = {step["step"]: step for step in recorded("neighbour")["steps"]}
     before = steps["ask without compaction"]["counters"]["releasable"]
     assert before == steps["compact"]["did"]["returned"] == 3_061_841_920
-
     found = recorded("neighbour")
     assert found["failed_without"]
     assert found["succeeded_with"]

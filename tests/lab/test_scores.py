@@ -46,7 +46,6 @@ def test_a_later_good_run_replaces_a_failed_one(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert "48 of 48" in said
     assert "## Not played" not in said
-
     printed = survive_score.report(survive_score.read(survive_score.RESULTS)).strip().replace("## ", "### ")
     page = (survive_score.RESULTS.parents[2] / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert f"-->\n\n{printed}\n\n<!-- end of survive -->" in page
@@ -74,7 +73,6 @@ def test_a_row_in_numbers_what_was_not_kept_and_how_rounds_add_up(tmp_path: Path
     assert (found.refusals, found.sent_again, found.slow) == (1, 1, 1)
     assert (found.acted_s, found.whole_s, found.out_s, found.persons) == (9.0, 12.0, 9.0, 0)
     assert figures(row(breaks=0)).whole_s == 0.0, "nothing left service"
-
     assert broken([row()]) == []
     later = row(asked=[asked(105, "lost")])
     planned = row(incident="planned", may_lose="nothing", back_at=None, told="restart refused")
@@ -88,7 +86,6 @@ def test_a_row_in_numbers_what_was_not_kept_and_how_rounds_add_up(tmp_path: Path
         "both round 1: other processes than before: ['a'], not ['a', 'b']",
         "core round 1: 0 starts of 1 engines",
     ]
-
     (tmp_path / "rows").mkdir()
     for number, back in enumerate((112.0, 130.0, None)):
         (tmp_path / "rows" / f"{number}.json").write_text(json.dumps(row(round=number, back_at=back)), encoding="utf-8")

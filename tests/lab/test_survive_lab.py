@@ -78,7 +78,6 @@ def test_rules_say_which_calls_fail(tmp_path: Path) -> None:
     assert 60 < sum(drawn[0]) < 140
     for left_s, is_due in ((-1, False), (60, True)):
         assert fails(control_of(tmp_path, {"site": FORWARD, "until": time.time() + left_s}), FORWARD) == [is_due]
-
     control = control_of(tmp_path, {"site": FORWARD, "above": 100}, {"site": "logits", "request": "doomed"},
                          {"site": "sampler", "request": "subject", "outputs": 0})  # fmt: skip
     control.begin(planned(100, subject_1=0, other=7))
@@ -89,7 +88,6 @@ def test_rules_say_which_calls_fail(tmp_path: Path) -> None:
     assert [(fault["site"], fault["tokens"], fault["requests"]) for fault in raised] == [
         ("sampler", 100, 2), ("forward", 101, 2), ("logits", 101, 2),
     ]  # fmt: skip
-
     control = control_of(tmp_path, {"site": FORWARD, "times": 1})
     assert fails(control, FORWARD) == [True]
     fresh = tmp_path / "new"
@@ -158,7 +156,6 @@ def test_the_worker_without_a_model_fails_where_it_should_and_what_the_server_sa
     assert faults.raised == ["sampler"]
     assert next_token([5, 6, 7]) != next_token([6, 5, 7])
     assert expected_tokens([5, 6, 7], 2)[1] == next_token([5, 6, 7, next_token([5, 6, 7])])
-
     line = ("WARNING [contain.py:88] plimsoll: survive: contained failure 3: a step of 8192 tokens in 48 requests ran out of "
             "device memory at forward (asked for 1.95 GiB)")  # fmt: skip
     assert CONTAINED.findall(line) == [("3", "8192", "48", "forward")]

@@ -32,11 +32,9 @@ def test_the_same_rule_is_the_same_requests() -> None:
     assert [one.at_s for one in arrivals] == sorted(one.at_s for one in arrivals)
     assert 3.0 < arrivals[-1].at_s < 5.5  # 200 of them at 50 a second
     assert {one.at_s for one in rule._replace(per_s=None).arrivals()} == {0.0}
-
     found = [json.loads(body_of("m", Arrival(0, 40, 2), number, 0).split(b"\r\n\r\n")[1]) for number in range(3_000)]
     assert {len(body["prompt"]) for body in found} == {40}
     assert len({tuple(body["prompt"][:2]) for body in found}) == 3_000
-
     rule = Traffic(50, (40, 60), (3, 5), words=1)
     first, second = ([json.loads(one.split(b"\r\n\r\n")[1]) for one in bodies("m", rule._replace(words=n))] for n in (1, 2))
     assert [len(one["prompt"]) for one in first] == [len(one["prompt"]) for one in second]
@@ -50,8 +48,7 @@ async def _against(refusals: int, traffic: Traffic) -> list[Outcome]:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal left
         head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        await reader.readexactly(length)
+        await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
         left -= 1
         writer.write(HELD if left >= 0 else SERVED)
         await writer.drain()
@@ -76,7 +73,6 @@ def test_a_client_that_is_told_to_wait_asks_again_and_what_is_counted(tmp_path: 
     found = summary(asyncio.run(_against(2, rule)), 2.0, 1.0)
     assert (found["served"], found["failed"], found["told_to_wait"]) == (1, 2, 2)
     assert found["first_failures"][0].startswith("HTTP/1.1 503")
-
     rows = [
         Outcome(100.0, 101.0, 103.0, 10, 5, 0, None),
         Outcome(100.5, 104.0, 105.0, 10, 5, 3, None),
@@ -102,7 +98,6 @@ def test_a_stream_is_whole_or_wrong_and_the_bound_is_the_one_of_the_textbook() -
     assert streams.judge(head, usage, 7)[1] == "the stream broke off"
     assert '"error"' in (streams.judge(head, b'data: {"error": {}}\n\n' + done, 7)[1] or "")
     assert streams.judge(b"", b"", 7)[1] == "no answer"
-
     answer = Answer(0.0, (1.0, 2.0, 3.0, 4.0, 5.0), 10, None)
     assert streams.tokens_between([answer], 2.0, 4.0) == 4.0
     assert streams.tokens_between([answer, Answer(0.0, (), 0, "no")], 0.0, 9.0) == 10.0
@@ -113,7 +108,6 @@ def test_a_stream_is_whole_or_wrong_and_the_bound_is_the_one_of_the_textbook() -
     assert streams.percentile([], 0.5) is None
     assert streams.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert streams.percentile([3.0, 1.0, 2.0], 0.99) == 3.0
-
     assert upper_bound([1, 2, 3, 4, 5]) == pytest.approx(3 + 2.132 * math.sqrt(2.5 / 5))
     assert upper_bound([0.1]) is None
     loss = loss_of([(9.0, 10.0)])

@@ -375,7 +375,6 @@ async def test_an_answer_is_kept_for_a_while_and_doubted_when_nobody_is_there(mo
     resolver = Resolver(good="127.0.0.1")
     names = NameCache(resolver)
     monkeypatch.setattr(client_file, "NAMES", names)
-
     found = await asyncio.gather(*(addresses(names, "good") for _ in range(20)))
     assert {tuple(one) for one in found} == {("127.0.0.1",)}
     async with raw_server(by_path({"/": b"hello"})) as server:
@@ -392,7 +391,6 @@ async def test_the_last_good_answer_serves_while_a_new_one_is_slow() -> None:
     go = threading.Event()
     resolver = Resolver(good="127.0.0.9")
     names = NameCache(resolver)
-
     assert await addresses(names, "good") == ["127.0.0.9"]
     resolver.answers["good"] = go
     names.doubt("good")
@@ -434,7 +432,6 @@ async def test_slow_names_delay_nobody_else_and_outlast_nobody(monkeypatch: pyte
     go = threading.Event()
     resolver = Resolver(slow=go, good="127.0.0.1")
     monkeypatch.setattr(client_file, "NAMES", NameCache(resolver))
-
     async with raw_server(by_path({"/": b"hello"})) as server:
         slow = [asyncio.create_task(HttpClient(f"http://slow{n}:1").call("GET", "/", deadline_s=1)) for n in range(100)]
         while len(resolver.asked) < 100:

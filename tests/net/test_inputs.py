@@ -217,8 +217,7 @@ def test_little_by_little_it_is_the_same_text() -> None:
     """What is known by its first bytes is known also where they do not come at once."""
     text = TEXT[:5000]
     for packed in (gzip.compress(text), zstandard.compress(text), gzip.compress(text.decode().encode("utf-16"))):
-        inner = unpacked("x", Trickle(packed))
-        assert b"".join(text_blocks("x", inner, Budget())) == text
+        assert b"".join(text_blocks("x", unpacked("x", Trickle(packed)), Budget())) == text
 
 
 def test_what_came_before_the_damage_is_kept_unless_it_must_be_whole() -> None:

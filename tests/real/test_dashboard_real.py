@@ -110,7 +110,6 @@ def test_without_a_token_no_button_sends_a_link_may_bring_it_and_a_wrong_one_is_
         assert one.posts == []
         one.is_clean()
     assert acting.get("/v1/journal?last=1000")["entries"] == before
-
     with tab(browser, acting.url) as one:
         one.page.goto(f"{acting.url}/#token={ACTS}")
         one.page.wait_for_selector("#link.is-live")

@@ -71,8 +71,7 @@ def test_four_incidents_and_no_request_is_lost(tmp_path: Path, record_property: 
     assert summary["actions"] == {"compact": {"done": 1}, "restart": {"done": 1}}
     assert summary["states"]["c"]["out of service"] > 0
     assert summary["seconds"] < LONGEST_S * busy()
-    first = next(line for line in story.splitlines() if "guard saw" in line)
-    assert float(first.split()[0]) < FIRST_S * busy()
+    assert float(next(line for line in story.splitlines() if "guard saw" in line).split()[0]) < FIRST_S * busy()
     assert "engine.wedged" in story
     assert "KV cache 9" in story
     assert list(tmp_path.iterdir()) == []

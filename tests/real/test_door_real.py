@@ -156,7 +156,6 @@ async def test_what_never_fits_gets_vllms_own_400_on_every_route_and_what_fits_i
         assert is_finished(await site.send(**more)), more
     assert (await site.state())["refused"] == {"never": {"prompt_logprobs": 3, "logprobs": 2}, "not_now": {}}
     await site.wait_empty()
-
     words = " ".join(["word"] * 150)
     chat = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": words}]}
     for more, status in (({"prompt_logprobs": 1}, 400), ({"logprobs": True, "top_logprobs": 12}, 400), ({}, 200)):
@@ -206,8 +205,7 @@ async def test_whoever_leaves_gives_back_what_it_held(site: Site) -> None:
 async def test_a_shadow_counts_and_a_foreign_table_opens_the_door(site: Site) -> None:
     """Nothing is refused in shadow or by a table of another engine; both are said, and the counters are on vLLM's page."""
     before = (await site.state())["refused"]
-    table = write_table(site.folder / "shadow.json", PROMPT_LOGPROBS, BATCH)
-    assert await site.use("shadow", table)
+    assert await site.use("shadow", write_table(site.folder / "shadow.json", PROMPT_LOGPROBS, BATCH))
     assert is_finished(await site.send(prompt=prompt(101), prompt_logprobs=1))
     assert is_finished(await site.send(prompt=prompt(60), prompt_logprobs=1, n=2))
     found = await site.state()

@@ -102,12 +102,10 @@ async def test_guards_look_at_a_living_engine(engine: EngineServer) -> None:
     assert last.canary is not None
     assert (last.canary.is_answered, last.canary.is_garbage, last.canary.why) == (True, False, "")
     assert 0 < (last.canary.seconds or 0) < PLAN.deadline_s
-
     sender = CanarySender(engine.url, PLAN)
     await sender.ask(0.0, "no-such-model")
     assert sender.last is not None
     assert (sender.last.is_answered, sender.last.why) == (None, "the engine does not serve a model named 'no-such-model'")
-
     here = EngineWatcher(engine.url, same_host=SameHost(engine.port))
     whole = await here.look(0.0, time.time())
     await here.close()

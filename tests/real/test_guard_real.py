@@ -83,7 +83,6 @@ def test_a_step_without_memory_is_death_and_a_start_that_cannot_succeed_stays_so
             assert said["findings"][0]["remedy"]
         assert said["facts"]["out_of_memory"]["tried_bytes"] > 0
         assert doctor(server.url, "--timeout", "5")[0] == 3
-
         failing = start_engine("--num-gpu-blocks-override", "4", wait=False, forks=True, port=server.port)
         with pytest.raises(EngineDiedError):
             failing.wait_ready()

@@ -81,7 +81,6 @@ def test_what_speaks_against_it() -> None:
     world.faults.clear()
     assert "needs attention" in one_life(world, book)
     assert world.state.starts == 0
-
     world, book = World(State("down")), MemoryBook()
     book.append("switch", engine=ENGINE, step=PAUSE, fields={"on": True})
     assert one_life(world, book) == "it is paused (guardctl resume)"
@@ -99,7 +98,6 @@ def test_what_speaks_against_it() -> None:
     world, book = World(State("down")), MemoryBook()
     assert one_life(world, book, sight=Sick(world)) == "its GPU is faulty: row remapping failed"
     assert world.state.starts == 0
-
     world, book = killed_at("after outcome stop", ttl_s=1e6)
     world.state.holder, world.state.held_until = 99, world.state.now + 30.0
     assert "in progress" in one_life(world, book)

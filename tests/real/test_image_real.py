@@ -68,7 +68,6 @@ def test_the_image_works_is_not_root_and_a_release_adds_up(image: Image) -> None
     assert len(wheel.stdout.split()) == 2, wheel.stderr
     seen = image.run("sh", "-c", "id -u; touch /var/lib/plimsoll/x && echo state; touch /opt/plimsoll/x || echo no")
     assert seen.stdout.split() == ["65532", "state", "no"]
-
     folder = image.release
     assert ran("sha256sum", "--quiet", "--check", "SHA256SUMS", cwd=folder).returncode == 0
     bill = json.loads(next(folder.glob("*.spdx.json")).read_text(encoding="utf-8"))

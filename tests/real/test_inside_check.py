@@ -66,7 +66,6 @@ def test_the_real_engine_takes_everything_which_importing_it_confirms(wheel: Pat
     assert body["package"] == {"visible": True, "entry_points": points}
     code, body = _check("vllm", "serve", "m")
     assert (code, body["package"]["visible"]) == (1, False)
-
     environment = {**os.environ, "PYTHONPATH": str(wheel)}
     environment.pop("VLLM_PLUGINS", None)
     done = ran(str(engine_home() / "bin" / "python"), "-c", CONFIRM, timeout=300, env=environment, cwd="/")

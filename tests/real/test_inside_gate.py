@@ -120,7 +120,6 @@ async def test_a_response_in_the_background_counts_and_a_paused_server_is_not_re
     assert (await ask(gated.port, f"/v1/responses/{told.json()['id']}")).status == 200  # what was begun can be fetched
     await wait_for(gated, lambda s: s["idle"])
     assert (await own(gated, "undrain", {"epoch": 30})).status == 200
-
     assert gated.post("/pause?mode=wait").status == 200
     assert gated.get("/health").status == 200
     told = await own(gated, "ready", headers={})

@@ -64,8 +64,7 @@ def test_figures_are_the_workers_calls_are_answered_and_samples_cost_little(prob
     assert "plimsoll: figures of this worker every 0.25 s" in log
     eventually(lambda: figures(probed, folder)[0]["phase"] == "serving")
     (found,) = figures(probed, folder)
-    names = {child.pid: child.name for child in probed.children()}
-    assert names[found["pid"]].startswith("VLLM::Worker")
+    assert {child.pid: child.name for child in probed.children()}[found["pid"]].startswith("VLLM::Worker")
     assert found["alive"]
     assert found["age_s"] < 5
     assert (found["engine"], found["rank"], found["device"], found["vllm"]) == (0, 0, "cpu", "0.32.0")
@@ -77,7 +76,6 @@ def test_figures_are_the_workers_calls_are_answered_and_samples_cost_little(prob
     unknown = {f"budget.{name}" for name in GROUPS["budget"] if found["budget"][name] is None}
     assert unknown | {"allocator", "device_memory"} <= set(found["reasons"])
     assert found["faults"] == {}
-
     done = call(probed, "plimsoll_compact")
     assert done["resident_before"] > 0 <= done["duration_s"]
     eventually(lambda: figures(probed, folder)[0]["samples"] >= 20 and figures(probed, folder)[0]["last_compact"] == done)

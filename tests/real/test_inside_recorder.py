@@ -139,7 +139,6 @@ def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told_w
         assert stamps == sorted(stamps)
         assert time.time() - 600 < stamps[0] <= stamps[-1] <= time.time() + 1
         assert len(stamps) == 4 or line["finish_reason"] == "abort"
-
     lines = recorded.lines()
     long = [line for line in lines if line["prompt_tokens"] > 200]
     assert len(long) == 9
@@ -148,7 +147,6 @@ def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told_w
     common = set.intersection(*(set(line["prefix_hashes"]) for line in long))
     assert len(common) >= min(line["prompt_tokens"] for line in long) // 16 - 1
     assert sum(line["cached_tokens"] > 0 for line in long) >= 1  # vLLM found some of them, by blocks of 128
-
     lines = recorded.lines()
     (file,) = recorded.folder.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -169,7 +167,6 @@ def test_the_pulse_is_fed_once_settles_and_hears_sleep(recorded: Recorded) -> No
     wanted = {"attached": [1, True, 1], "fed": True, "running": 0, "waiting": 0, "asleep": None, "dropped": 0, "faults": {}}
     assert {name: said[name] for name in wanted} == wanted
     assert said["finished"] == len(recorded.told) + recorded.aborted
-
     assert recorded.server.post("/sleep?level=0").status == 200
     assert recorded.server.get("/witness").json()["asleep"] == 0
     assert recorded.server.post("/wake_up?tags=scheduling").status == 200

@@ -137,7 +137,6 @@ def test_what_cannot_be_is_refused_and_a_bound_on_the_queue_ends_with_its_lease(
         assert status in (400, 409), order
         assert why in told["error"]["message"], order
     assert server.knobs()[1]["knobs"] == before
-
     assert server.knobs({"max-num-queued-reqs": 1, "lease_s": 60})[1]["knobs"]["max-num-queued-reqs"]["in_force"] == 1
     two = {"model": "tiny", "prompt": "two answers", "max_tokens": 2, "n": 2}
     assert server.post("/v1/completions", two).status == 503
@@ -164,8 +163,7 @@ def test_containment_and_a_lease_meet_in_the_strictest(server: KnobServer, refer
         assert told["knobs"]["max-num-seqs"]["lease"] is None
         assert told["knobs"]["max-num-batched-tokens"]["in_force"] == told["knobs"]["max-num-batched-tokens"]["containment"]
         assert told["knobs"]["max-num-seqs"]["in_force"] > 1
-        figures = server.figures()
-        assert figures["plimsoll_knobs_lease_seconds"] == 0
+        assert server.figures()["plimsoll_knobs_lease_seconds"] == 0
         deadline = time.monotonic() + 240  # it grows back with its own steps: a busy machine makes few
         while server.knobs()[1]["knobs"]["max-num-batched-tokens"]["in_force"] < 512:
             assert time.monotonic() < deadline, "stuck below the start"

@@ -75,8 +75,7 @@ def test_guard_is_built_with_and_without_its_components(tmp_path: Path) -> None:
             kustomize(everything)
         return
     objects = validated(kustomize(everything))
-    added = [one["kind"] for one in objects]
-    assert {"PodMonitor", "PrometheusRule", "PersistentVolumeClaim"} <= set(added)
+    assert {"PodMonitor", "PrometheusRule", "PersistentVolumeClaim"} <= {one["kind"] for one in objects}
     (guard,) = [one for one in objects if one["kind"] == "Deployment"]
     assert guard["spec"]["template"]["spec"]["containers"][0]["command"][-1] == "--act"
     dashboards = [one for one in objects if one["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
@@ -174,8 +173,7 @@ def test_the_plugin_asks_kubectl_and_guard(tmp_path: Path) -> None:
     asked = (tmp_path / "asked").read_text(encoding="utf-8").strip()
     assert asked.startswith("-n models exec deploy/plimsoll-guard -c guard -- plimsoll guardctl status --token-file /etc/")
     assert asked.endswith("/guard-read.token models/chat-0")
-    alone = run("doctor", "chat-0", PATH=f"{fake.parent}:/usr/bin:/bin")
-    assert "guard's pod reads it" in alone.stderr
+    assert "guard's pod reads it" in run("doctor", "chat-0", PATH=f"{fake.parent}:/usr/bin:/bin").stderr
     assert "exec -i deploy/plimsoll-guard" in (tmp_path / "asked").read_text(encoding="utf-8")
     for words, code in (((), 2), (("doctor",), 2), (("doctor", "a", "--nope"), 2), (("doctor", "gone"), 3)):
         assert run(*words).returncode == code

@@ -160,8 +160,7 @@ def test_starts_at_the_edge_are_called_as_vllm_calls_them(planner: PlannerProces
         for card_name in CARDS:
             gpu = gpu_named(card_name)
             card = Card(gpu.name, gpu.total_bytes, gpu.total_low_bytes, gpu.total_high_bytes, gpu.compute_capability)
-            line = read_command_line(["m"], RELEASE)
-            settings = read_settings(Flags(line, RELEASE), {}, model.shape, card)
+            settings = read_settings(Flags(read_command_line(["m"], RELEASE), RELEASE), {}, model.shape, card)
             at_most = plan_ledger(model, settings, card).kv_plan.largest_context_that_fits
             edge = [replace(settings, max_model_len=at_most), replace(settings, max_model_len=at_most + 32)] if at_most else []
             small = plan_ledger(model, settings, card)

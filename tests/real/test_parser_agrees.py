@@ -94,7 +94,6 @@ def test_every_flag_we_call_ok_is_taken_and_every_one_we_call_removed_is_refused
         if not answer["ok"] and row.name not in NOT_ALONE:
             refused.append((name, words, answer["error"]))
     assert not refused
-
     taken = []
     aliases = {a for stretches in versions.rows("flags").values() for s in stretches for a in s.get("aliases", ())}
     removed = [name for name in {*versions.rows("flags"), *aliases} if name not in flags_of(RELEASE)]
@@ -156,8 +155,7 @@ def test_rewritten_commands_are_taken(parser: ParserProcess, launch: Launch) -> 
 def test_the_articles_rewritten_command_is_taken_and_what_is_refused_beside_is_refused(parser: ParserProcess) -> None:
     """With every value in place; of the -config options 3 is refused where we say so, and so are switches that need another."""
     (launch,) = read_launches(str(ARTICLE))
-    before = parser.parse(list(launch.arguments), entry="api_server")
-    assert not before["ok"]
+    assert not parser.parse(list(launch.arguments), entry="api_server")["ok"]
     words = shlex.split(rewritten_line(check(launch, engine_named(RELEASE))))
     after = parser.parse(words[words.index("serve") :])
     assert after["ok"], after
@@ -165,7 +163,6 @@ def test_the_articles_rewritten_command_is_taken_and_what_is_refused_beside_is_r
         "tensor_parallel_size": 4, "gpu_memory_utilization": 0.88, "max_num_batched_tokens": 24576, "trust_remote_code": True,
     }  # fmt: skip
     assert wanted.items() <= after["namespace"].items()
-
     rows = {name: row for name, row in flags_of(RELEASE).items() if row.kind == "json" and name.endswith("-config")}
     ours = {name for name, row in rows.items() if out_of_range(row, "3", RELEASE, frozenset())}
     assert ours == {name for name in rows if not parser.parse(["serve", "m", name, "3"])["ok"]}

@@ -88,7 +88,6 @@ def test_a_day_of_history_comes_back_under_our_names_and_is_judged(prometheus: t
         "awake", "weights_offloaded", "discard_all",
     }  # fmt: skip
     assert judge_trends(found, "prometheus") == ()
-
     trends = judge_trends(fetch_range(url, start_s=START_S, end_s=END_S - 60), "prometheus")
     by_code = {one.code: one for one in trends}
     assert set(by_code) == {Code.GPU_GROWTH, Code.KV_SATURATED}

@@ -86,8 +86,7 @@ def test_a_run_on_the_gpu_is_foretold_by_another_and_the_page_says_how_well(fit_
         abs(error) <= max(score.ALLOWED, 2 * noise) for error, noise in zip(found[:3], score.noise(fit_on, name), strict=True)
     )
     assert abs(found.preemptions - found.preemptions_measured) <= 0.1 * found.preemptions_measured
-    row = f"| {' | '.join(score.foretold_row(fit_on, name))} |"
-    assert row in score.PAGE.read_text(encoding="utf-8")
+    assert f"| {' | '.join(score.foretold_row(fit_on, name))} |" in score.PAGE.read_text(encoding="utf-8")
 
 
 def test_what_tune_named_is_what_was_run_and_it_came_as_foretold() -> None:
@@ -125,15 +124,12 @@ def test_the_storm_itself_is_replayed_and_unlimited_and_24_were_not_equally_fast
     run = h200.seen()
     assert h200.traffic(h200.UNLIMITED).prompt.sum() == run.prompt_tokens[-1]
     assert 0 <= h200.traffic(h200.UNLIMITED).output.sum() - run.output_tokens[-1] < 10
-
     found = replay(h200.traffic(h200.UNLIMITED), h200.SERVER, h200.fitted_to_unlimited()).totals
     assert found.preemptions == pytest.approx(232, rel=0.1)
     assert found.peak_running == pytest.approx(38, abs=2)
-
     # Steps of the unlimited run took over 20 ms with any number of requests, those of the other 16 ms all told: a fit to one
     # is off by a fifth on the other, and no flag explains a step of one request.
-    times = h200.fitted_to_unlimited()
-    predicted = h200.LIMITED / h200.seconds(h200.LIMITED, h200.SEATS, times)
+    predicted = h200.LIMITED / h200.seconds(h200.LIMITED, h200.SEATS, h200.fitted_to_unlimited())
     assert predicted / (h200.LIMITED / h200.LIMITED_S) - 1 == pytest.approx(-0.22, abs=0.03)
     assert min(h200.step_ms(1, 6), h200.step_ms(6, 20), h200.step_ms(26, 40)) > 20
     steps = replay(h200.traffic(h200.LIMITED), h200.SERVER._replace(max_num_seqs=h200.SEATS), h200.start()).totals.steps

@@ -102,7 +102,6 @@ def test_either_batch_in_the_queue_may_fail_or_both_and_structured_output_goes_o
         if name.startswith("queue"):
             assert answer["contained"] >= 1, name
             assert sum(answer["raised"].values()) == len(asked["planned"]), name
-
     assert not failures(played, "grammar")
     assert not failures(played, "undisturbed")
     for number, _ in enumerate(structured_scenarios()):

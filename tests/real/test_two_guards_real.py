@@ -162,7 +162,6 @@ async def test_an_etcd_that_is_stopped_a_key_that_is_taken_away_and_a_login(etcd
         assert (await EtcdLock(EtcdLockConfig((etcd.url,)), timeout_s=0.5).acquire("b")).is_done is None
     finally:
         etcd.process.send_signal(signal.SIGCONT)
-
     for path, more in (("/v3/kv/deleterange", {}), ("/v3/kv/put", {"value": "eA=="})):
         lock = EtcdLock(EtcdLockConfig((etcd.url,), "k", 5))
         assert (await lock.acquire("a")).is_done
@@ -173,7 +172,6 @@ async def test_an_etcd_that_is_stopped_a_key_that_is_taken_away_and_a_login(etcd
     held = await lock.acquire("a")
     assert held.is_done is False  # somebody's key without a lease: it is not ours to remove
     assert held.facts["holder"] == "somebody else"
-
     for path, body in (
         ("/v3/auth/user/add", {"name": "root", "password": "r00t-password"}),
         ("/v3/auth/user/grant", {"user": "root", "role": "root"}),

@@ -136,8 +136,7 @@ def _matrix(contexts: int = 3) -> Matrix:
 
 def test_the_table_needs_no_colour() -> None:
     """Every cell says its state in a word and its use in a number; a refused context says why, without a secret."""
-    lines = str(matrix_lines(_matrix())).splitlines()
-    text = "\n".join(lines)
+    text = "\n".join(str(matrix_lines(_matrix())).splitlines())
     assert "fits 20%" in text
     assert "risk 114%" in text
     assert "no 13x*" in text

@@ -105,8 +105,7 @@ def test_flags_and_layers_are_obeyed() -> None:
     assert launch.failure is None
     assert launch.config.settings.num_blocks == 600
     assert launch.config.sizes.kv_cache < 2 << 30
-    config = launchable("--gpu", "L4", "--base-ns", "5000000").config
-    assert config.step_time == StepTime(base_ns=5_000_000)
+    assert launchable("--gpu", "L4", "--base-ns", "5000000").config.step_time == StepTime(base_ns=5_000_000)
     groups = launchable("--gpu", "H100", GPT_OSS).config.settings.groups
     assert {group.kind for group in groups} == {"full", "sliding"}
     assert {group.window for group in groups} == {0, 128}

@@ -40,8 +40,7 @@ def test_figures_are_what_the_scheduler_did() -> None:
     assert figures.histograms["step_tokens"].counts == [9, 0, 0, 1, 0]
     assert figures.histograms["step_tokens"].total == 110
     assert figures.histograms["inter_token"].total == pytest.approx(0.09)
-    again = served(one, one.submit(ask(100, 10), one.now_ns))
-    assert again.cached_tokens == 96
+    assert served(one, one.submit(ask(100, 10), one.now_ns)).cached_tokens == 96
     assert (figures.prefix_queries, figures.prefix_hits) == (200, 96)
     assert (figures.prompt_computed, figures.prompt_cached) == (104, 96)
 
@@ -132,7 +131,6 @@ def test_paused_it_takes_in_and_shows_nothing() -> None:
     one.resume(10 * NS)
     one.advance(20 * NS)
     assert (running.finish, held.finish) == ("length", "length")
-
     waiting = one.submit(ask(50, 100, seed=3), 20 * NS)
     one.pause("wait", 20 * NS)
     later = one.submit(ask(10, 2, seed=4), 20 * NS)

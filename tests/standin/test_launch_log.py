@@ -47,8 +47,7 @@ def test_a_failed_start_is_found_as_the_real_one(words: str, capture: str, relea
 def test_a_start_says_what_was_planned(words: str, release: str) -> None:
     """`plan --learn` reads out of the log the figures that the plan put in, to the two digits that vLLM prints."""
     log = launchable("--gpu", "H100", "--vllm", release, *words.split()).log
-    raw = text_of(start_lines(replace(log, seconds=60.0), PID), release).encode()
-    found = measured_of(raw.split(b"\n"))
+    found = measured_of(text_of(start_lines(replace(log, seconds=60.0), PID), release).encode().split(b"\n"))
     assert found.release == release
     assert found.weights_bytes is not None
     assert abs(found.weights_bytes - log.ledger.weights.value) < 0.02 * GIB
@@ -80,8 +79,7 @@ def test_a_healthy_server_has_nothing_to_say(release: str) -> None:
 def test_lines_look_as_vllms() -> None:
     """Every line of the logger has process, level, time and place in front; until 0.30 uvicorn's have the process, too."""
     for release in ("0.25.1", "0.32.0"):
-        log = launchable("--gpu", "L4", "--vllm", release).log
-        text = text_of(start_lines(log, PID), release)
+        text = text_of(start_lines(launchable("--gpu", "L4", "--vllm", release).log, PID), release)
         plain = [line for line in text.splitlines() if not SHAPE.match(line)]
         front = "(APIServer pid=100) " if release == "0.25.1" else ""
         assert plain == [
@@ -160,8 +158,7 @@ def test_lines_come_in_the_order_of_their_shares_without_secrets() -> None:
 def test_a_start_says_what_a_real_one_says_in_its_order() -> None:
     """Every line of the recorded start that carries a figure is in ours and in the same order, after one with the version."""
     real = (CAPTURES / "vllm-0.25.1-h200" / "base.log").read_text(encoding="utf-8", errors="replace")
-    log = launchable("--gpu", "H200", "--vllm", "0.25.1").log
-    ours = text_of(start_lines(log, PID), "0.25.1")
+    ours = text_of(start_lines(launchable("--gpu", "H200", "--vllm", "0.25.1").log, PID), "0.25.1")
     assert told_in(ours) == ["api-server-version", *told_in(real)]
 
 

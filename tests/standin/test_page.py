@@ -103,8 +103,7 @@ def test_the_numbers_of_a_real_page_give_that_very_page(release: str, name: str)
     """Order, names, types, help, labels, edges and the way numbers are written are those of the real server, line for line."""
     real = _captured(name)
     read = _read(real)
-    made = _page(read, release).text(_figures(read))
-    assert _lines(made) == _lines(real)
+    assert _lines(_page(read, release).text(_figures(read))) == _lines(real)
     assert _edges(read, "http_request_duration_highr_seconds") == FINE_EDGES
 
 
@@ -216,5 +215,4 @@ def test_host_memory_is_the_process_own_and_what_a_fault_has_added() -> None:
     with standin(DEV, one=one) as server:
         before = value_of(server.ask("GET", "/metrics").body, "process_resident_memory_bytes")
         server.do(lambda: one.memory.grow_host(20 * GIB))
-        after = value_of(server.ask("GET", "/metrics").body, "process_resident_memory_bytes")
-        assert after - before > 19 * GIB
+        assert value_of(server.ask("GET", "/metrics").body, "process_resident_memory_bytes") - before > 19 * GIB

@@ -88,8 +88,7 @@ def test_what_a_release_has_no_use_for_is_not_needed() -> None:
 def test_a_name_that_a_worker_has_already_is_found_out(taken: str) -> None:
     """vLLM would refuse to start; the class and the name are said. Being spoken of is not being defined."""
     need = next(need for need in NEEDS if need.name == "free names")
-    files = {"v1/worker/deep/new_worker.py": f"class NewWorker:\n    {taken}\n"}
-    (answer,) = judge(sources(files), [need])
+    (answer,) = judge(sources({"v1/worker/deep/new_worker.py": f"class NewWorker:\n    {taken}\n"}), [need])
     assert answer.state is NeedState.DIFFERENT
     assert answer.note.startswith("NewWorker defines plimsoll_")
     (answer,) = judge(sources({"v1/worker/a.py": "class W:\n    '''plimsoll_ is theirs'''\n"}), [need])

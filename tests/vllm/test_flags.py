@@ -31,8 +31,7 @@ def test_flags_have_a_history_without_gaps() -> None:
     releases = list(versions.wheels())
     for name in versions.rows("flags"):
         seen = [release for release in releases if name in flags_of(release)]
-        between = releases[releases.index(seen[0]) : releases.index(seen[-1]) + 1]
-        assert seen == between, name
+        assert seen == releases[releases.index(seen[0]) : releases.index(seen[-1]) + 1], name
     for release in versions.wheels():
         rows = {row.name: row for row in flags_of(release).values()}
         unknown = [name for name, row in rows.items() if row.default is UNKNOWN_DEFAULT]

@@ -235,7 +235,6 @@ def test_budgets_count_the_restarts_of_a_day_and_the_pause_after_one_doubles() -
     for restarts, words, left_s in cases:
         assert words in spent(restarts, "a", POLICY, NOW + left_s - 1)
         assert words not in spent(restarts, "a", POLICY, NOW + left_s + 1)
-
     for count in range(1, 12):
         pause_s = min(WIDE.longest_backoff_s, WIDE.backoff_s * 2 ** (count - 1))
         others = [80_000.0 - one for one in range(count - 1)]

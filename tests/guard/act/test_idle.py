@@ -75,8 +75,7 @@ def test_what_came_and_went_between_the_samples_is_noticed(name: str) -> None:
     """A request let in, a step made, another epoch, another number of API servers: it begins anew."""
     changed = sample(APART_S, gate={name: GATE[name] + 1})
     assert idleness([sample(0.0), changed]).is_done is False
-    later = sample(2 * APART_S, gate={name: GATE[name] + 1})
-    assert idleness([changed, later]).is_done is True
+    assert idleness([changed, sample(2 * APART_S, gate={name: GATE[name] + 1})]).is_done is True
     assert idleness([sample(0.0), sample(APART_S, page={"steps": 901.0})]).is_done is False
 
 

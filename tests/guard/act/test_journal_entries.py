@@ -146,7 +146,6 @@ def test_that_it_did_not_help_or_was_held_is_remembered_until_somebody_resumes_i
     for kind in ("dead", "wedged", "hung", "exhausted"):
         assert getattr(decided(kind), "reason", "") == "CrashLoop", kind
     assert isinstance(decided("neighbour"), ActionPlan), "a compaction is no restart"
-
     for kind in ("dead", "drain"):
         story = Story().closed(kind, "held")
         story.closed("undrain", "stood-back").closed("undrain", "held").closed("undrain", "undone")

@@ -87,8 +87,7 @@ def journal_of(course: ActionRun, answers: list[bool | None], cut: int) -> list[
 @given(answers=st.lists(st.sampled_from((True, False, None)), min_size=30, max_size=30), cut=st.integers(1, 60))
 def test_the_journal_tells_where_an_action_is(grade: Grade, is_broken: bool, answers: list[bool | None], cut: int) -> None:
     """A guard that reads it after any write knows the step, whether it was begun, and whether the engine is down."""
-    course = open_action("a", "e", grade, "dead", is_broken=is_broken)
-    written = journal_of(course, answers, cut)
+    written = journal_of(open_action("a", "e", grade, "dead", is_broken=is_broken), answers, cut)
     stopped = any(one.kind == INTENT and one.step == Step.STOP for one in written)
     found = open_actions(written)
     if written[-1].kind == CLOSED:

@@ -37,7 +37,6 @@ async def test_only_a_server_that_the_ca_vouches_for_is_told_the_token_which_is_
     assert not lost.was_sent
     assert len(answers.got) == 1
     server.close()
-
     (tmp_path / "token").write_text("first\n")
     async with on_a_port(lambda _: answer(200, {})) as (answers, url):
         cluster = ClusterClient(url, str(tmp_path), {})

@@ -54,7 +54,6 @@ def test_without_a_card_the_processes_are_waited_for_and_a_card_gives_it_back_la
     late = asyncio.run(memory.wait_back([mark], None, 10.0))
     assert (late.is_done, late.message) == (True, "the old engine's processes are gone")
     child.wait()
-
     begun = time.monotonic()
 
     def figures() -> tuple[int, list[tuple[int, int | None]]]:

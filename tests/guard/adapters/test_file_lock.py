@@ -44,7 +44,6 @@ async def test_one_holder_and_a_growing_epoch_also_where_the_file_was_lost(tmp_p
     assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(one.name for one in path.parent.iterdir()) == ["lock"]
     await second.release()
-
     lock = FileLock(tmp_path / "lock")
     for seen, epoch in ((7, 8), (3, 9), (2**70, 10), (-1, 11)):
         lock.above = functools.partial(int, seen)
@@ -92,7 +91,6 @@ async def test_a_file_that_is_replaced_or_cannot_be_a_lock(tmp_path: Path) -> No
     assert (await other.renew()).is_done is False
     path.unlink()
     assert (await acquire(path))[1].facts == {"epoch": 1}
-
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/etc/passwd")

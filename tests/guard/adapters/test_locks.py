@@ -90,7 +90,6 @@ async def test_what_etcd_is_sent_and_answers_that_are_lost_or_come_late() -> Non
         assert asked["success"][0]["request_put"]["lease"] == "5"
         assert json.loads(base64.b64decode(asked["success"][0]["request_put"]["value"]))["owner"] == "guard-0"
         assert not any(login for _, login, _ in etcd.asked)
-
     async with etcd_lock(2.0) as (etcd, lock):
         etcd.answers = [NOTHING, LEASE, b""]
         assert (await lock.acquire("a")).is_done is None
@@ -107,8 +106,7 @@ async def test_what_etcd_is_sent_and_answers_that_are_lost_or_come_late() -> Non
 
     async with scripted() as etcd:
         lock = Stopped(EtcdLockConfig((etcd.url,), ttl_s=1))
-        short = answer(200, {"header": HEADER, "ID": "5", "TTL": "1"})
-        etcd.answers = [NOTHING, short, given_to(lock._mark)]
+        etcd.answers = [NOTHING, answer(200, {"header": HEADER, "ID": "5", "TTL": "1"}), given_to(lock._mark)]
         assert (await lock.acquire("a")).is_done is None
 
 
@@ -129,13 +127,11 @@ async def test_whom_etcd_does_not_give_it_to_and_which_endpoint_is_asked() -> No
         back = await lock.acquire("a")
         assert back.is_done is None
         assert "went back from 800 to 8" in back.message
-
     async with scripted(30.0) as silent, scripted(answer(503, {"error": "no leader"})) as headless, scripted() as good:
         lock = EtcdLock(EtcdLockConfig(("http://127.0.0.1:9", silent.url, headless.url, good.url)), timeout_s=2.0)
         good.answers = [NOTHING, LEASE, given_to(lock._mark)]
         assert (await lock.acquire("a")).is_done
         assert (len(good.asked), len(silent.asked), len(headless.asked)) == (3, 1, 1)
-
     async with etcd_lock(user="guard", password="pa55word-very-secret") as (etcd, lock):
         token = answer(200, {"header": HEADER, "token": "tok.1"})
         over = answer(401, {"error": "etcdserver: invalid auth token"})

@@ -49,8 +49,7 @@ def started(folder: Path, manner: str, **more: Any) -> tuple[OwnProcess, dict[st
 def test_it_starts_in_its_own_session_with_its_output_in_a_file(folder: Path) -> None:
     """stdin is empty, the log is this user's alone, the environment is the one given, and nothing is shared with guard."""
     engine, pids = started(folder, "polite")
-    process = sure(read_process(pids["api"]))
-    assert process.session == pids["api"]
+    assert sure(read_process(pids["api"])).session == pids["api"]
     assert Path(f"/proc/{pids['api']}/fd/0").readlink() == Path("/dev/null")
     assert Path(f"/proc/{pids['api']}/fd/1").readlink() == folder / "engine.log"
     assert (folder / "engine.log").read_text() == "serving hello\n"
@@ -107,7 +106,6 @@ def test_what_refuses_a_start_and_what_fails_it(folder: Path) -> None:
     asyncio.run(engine.stop(10.0))
     assert asyncio.run(engine.start()).is_done
     assert json.loads((folder / "engine.json").read_text())["asked"] is False
-
     for command in (["/nonexistent/vllm"], ["/etc/passwd"], ["a\0b"]):
         engine = OwnProcess(
             command, environment={}, state_path=folder / "engine.json", log_path=folder / "log", processes=read_processes,
@@ -181,7 +179,6 @@ def test_a_damaged_state_file_stops_everything_and_a_killed_guard_leaves_no_proc
             assert outcome.is_done is False
             assert "engine.json" in outcome.message
         assert asyncio.run(engine.last_exit()).is_done is False
-
     (folder / "engine.json").unlink()
     (folder / ".engine.json.new").mkdir()  # nothing can be written in its place
     assert asyncio.run(own(folder).start()).is_done is False
@@ -280,7 +277,6 @@ def test_old_ones_move_on_and_the_oldest_goes_and_a_copy_is_whole_before_the_log
     assert sorted(one.name for one in tmp_path.iterdir()) == ["engine.log", "engine.log.1", "engine.log.2", "engine.log.3"]
     assert [(tmp_path / f"engine.log.{number}").read_text()[0] for number in (1, 2, 3)] == ["4", "3", "2"]
     assert stat.S_IMODE((tmp_path / "engine.log.1").stat().st_mode) == 0o600
-
     kept, is_over = list[bytes](), list[bool]()
 
     def look(event: str, _arguments: object) -> None:  # Python tells it of every file that is cut
@@ -294,7 +290,6 @@ def test_old_ones_move_on_and_the_oldest_goes_and_a_copy_is_whole_before_the_log
     finally:
         is_over.append(True)
     assert kept == [b"x" * 1000]
-
     path.write_bytes(b"x" * 1000)
     (tmp_path / "engine.log.new").mkdir()
     with pytest.raises(OSError, match=r".+"):

@@ -39,7 +39,6 @@ def test_its_code_and_its_last_line_and_past_the_limit_its_whole_group_is_killed
     monkeypatch.setenv("PLIMSOLL_TOKEN", "secret")
     ran = run("import os, sys; print(sys.argv[1], 'PLIMSOLL_TOKEN' in os.environ)", "$(id) ; `id`")
     assert ran.last_line == "$(id) ; `id` False"
-
     code = STARTS + "import time; time.sleep(60)"
     ran = run(code, str(tmp_path / "pid"), "import time; time.sleep(60)", limit_s=1.0)
     assert (ran.code, ran.trouble) == (None, "it did not end within 1 s")

@@ -74,7 +74,6 @@ def test_stop_and_start_and_restarts_kept_from_the_last_answer(tmp_path: Path) -
         ["--no-pager", "--no-ask-password", "start", "--", UNIT],
     ]
     assert fake.asked()[0] == SHOW
-
     for said, kept in (("2", 2), ("", None), ("many", None), ("9" * 30, None)):
         unit = Fake(tmp_path, {**GOOD, "NRestarts": said}).unit()
         assert unit.restarts_seen is None

@@ -386,8 +386,7 @@ def test_guardctl_shows_what_is_done(acts: Acts, capsys: Capsys) -> None:
 
 def test_a_journal_that_is_damaged_or_not_there(acts: Acts, capsys: Capsys) -> None:
     """What can be believed is shown, and that it is not all: exit code 1; no file at all is a wrong word."""
-    data = acts.journal.read_bytes()
-    acts.journal.write_bytes(data.replace(b"nobody knows", b"nobody nose!"))
+    acts.journal.write_bytes(acts.journal.read_bytes().replace(b"nobody knows", b"nobody nose!"))
     assert main(["guardctl", "history", "--journal", str(acts.journal)]) == 1
     out = " ".join(capsys.readouterr().out.split())  # what is wrong is wrapped to the terminal's width
     assert "stop: it is gone" in out
@@ -412,7 +411,6 @@ def test_only_its_user_can_read_it_and_only_its_own_is_taken_away(tmp_path: Path
     with pytest.raises(UnicodeEncodeError):
         token.write_token(1, "half \N{SNOWMAN}", environ)
     assert path.read_text(encoding="ascii") == "second\n"
-
     environ = {"HOME": str(tmp_path)}
     token.write_token(1, "mine", environ)
     path = sure(token.token_path(1, environ))

@@ -55,8 +55,7 @@ class Guard:
 
     def get(self, path: str, method: str = "GET", body: object = None, **headers: str) -> tuple[int, str]:
         """One question to its API, with its token unless told otherwise."""
-        port = self.port
-        told = asked(port, method, path, body, **{"authorization": f"Bearer {self.token}", **headers})
+        told = asked(self.port, method, path, body, **{"authorization": f"Bearer {self.token}", **headers})
         return told.status, told.body.decode()
 
     def json(self, path: str) -> Any:

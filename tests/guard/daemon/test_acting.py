@@ -66,7 +66,6 @@ def test_who_is_away_and_how_long_its_model_is_known() -> None:
         a=[look(gate=drains)], b=[look(gate=starts)], c=[look(), gone], d=[], e=[look(gate=GateState(True, "", 0, 0))]
     )
     assert [name for name, one in seen(sight(fleet)).items() if one.is_away] == ["a", "b", "c", "d"]
-
     fleet = LookedAt(a=[look()], b=[look(), Look(1.0, 1.0, Reach.REFUSED)], c=[look(model="embedder")], d=[look(model=None)])
     assert [one.load.model for one in seen(sight(fleet)).values()] == ["m", "m", "embedder", None]
     assert sight(fleet).suffering("a", ActPolicy()) == "b is out of rotation"
@@ -131,7 +130,6 @@ def test_each_restart_is_counted_once_also_those_that_nobody_saw(tmp_path: Path)
     two = Guard(path, Lives(a=ProcessLife(900.0)))
     assert [two.sees() for _ in range(3)] == [5, 5, 5]
     two.journal.close()
-
     counts = {"a": 3}
     one = Guard(tmp_path / "counted", Lives(a=ProcessLife(100.0)), counts)
     assert one.sees() == 0

@@ -72,8 +72,7 @@ def test_asked_once_let_through_under_the_same_id_and_odd_entries_left_out() -> 
     desk.append(OPENED, engine="a", action="1")
     assert desk.turn(PLAN) == []
     assert [one.id for one in desk.approvals.pending()] == ["2"]
-    plain = PLAN._replace(engine="b", needs_approval=False)
-    assert desk.turn(plain) == [""], "what needs no approval goes on"
+    assert desk.turn(PLAN._replace(engine="b", needs_approval=False)) == [""], "what needs no approval goes on"
     entries = [
         Entry(n, 1.0, APPROVAL, "a", f"{n}", step, fields) for n, (step, fields) in enumerate(cases("guard", "no approvals"))
     ]

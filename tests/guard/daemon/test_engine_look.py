@@ -46,7 +46,6 @@ def test_what_was_recorded_becomes_a_look() -> None:
     row = b'vllm:iteration_tokens_total_count{engine="%d"} %d\nvllm:num_requests_running{engine="%d"} %d\n'
     (look,), _ = looks(by_path({"/metrics": b"".join(row % (n, n, n, n) for n in (0, 1, 10))}))
     assert look.ranks == (CoreFigures("0", 0, 0), CoreFigures("1", 1, 1), CoreFigures("10", 10, 10))
-
     gate = sure(watch.read_gate(json.loads((INSIDE / "state.json").read_text(encoding="utf-8"))))
     assert (gate.ready, gate.engine_requests, gate.expected_wait_s, gate.last_step_age_s) == (True, 0, 0.0, 19.311)
     assert gate.survival is None, "recorded before there was such a key"
@@ -143,7 +142,6 @@ def test_a_dead_engine_and_a_proxy_without_one_and_letters_that_are_none() -> No
     (look,), _ = looks(proxy)
     assert (look.reach, look.health) == (Reach.NONSENSE, None)
     assert look.why == "answers /metrics with 503, not with a page"
-
     labels = b",".join(b'a%d="b"' % number for number in range(2_000))
     noise = (
         b'vllm:num_requests_waiting{model_name="\xff\xfe"} 2\nvllm:kv_cache_usage_perc{' + labels + b"} 0.5\n"
@@ -277,8 +275,7 @@ def paused_server(say: Callable[[int], str | bytes | None], page: bytes = CAPTUR
 
 def test_a_lost_answer_about_a_pause_is_said() -> None:
     """Lost, or an error on the way: it may rest. A server without the question does not."""
-    told = [look.is_rest_unknown for look in looks(paused_server(lambda _: None), 2)[0]]
-    assert told == [True, True]
+    assert [look.is_rest_unknown for look in looks(paused_server(lambda _: None), 2)[0]] == [True, True]
     answers: list[str | bytes | None] = ["502 Bad Gateway", b'{"is_paused": true}', None, b'{"is_paused": true}', b"<html>"]
     found, _ = looks(paused_server(lambda number: answers[number - 1], STUCK), 5, every_s=60.0)
     assert [(look.is_paused, look.is_rest_unknown) for look in found] == [
@@ -493,7 +490,6 @@ def test_a_canary_that_is_answered_and_how_often_it_flies_and_what_is_garbage() 
     last = sure(found[-1].canary)
     assert (last.is_answered, last.is_garbage, last.at_s) == (True, False, 160.0)
     assert 0.19 < sure(last.seconds) < 20
-
     for text in ("", "\ufffd", "\ufffd\ufffd", "\x00\x01", "<unk>", " <unk>"):
         assert is_garbage(json.dumps({"choices": [{"text": text, "finish_reason": "length"}]}).encode()) is True
     for text in (" 6", "!", "\n\t", " ", "6\ufffd", "\u4f60", "\U0001f600", "<|channel|>"):

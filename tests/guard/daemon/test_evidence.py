@@ -93,11 +93,9 @@ def test_secrets_users_words_and_odd_names_are_hidden_and_of_a_long_log_the_midd
     assert "dear diary" not in kept
     assert "[redacted]" in (folder / "processes.txt").read_text()
     odd = EvidenceSources(pages={"../../out.txt": b"x", "": b"y"})
-    outcome = asyncio.run(keeper(tmp_path).take("../../e", "/etc/x\0y", odd))
-    folder = Path(str(outcome.facts["folder"]))
+    folder = Path(str(asyncio.run(keeper(tmp_path).take("../../e", "/etc/x\0y", odd)).facts["folder"]))
     assert folder.parent == tmp_path / "evidence"
     assert {one.name for one in folder.iterdir()} == {"CONTENTS.txt", "_.._out.txt", "unnamed"}
-
     line = "INFO 01-01 00:00:00 [loggers.py:1] Engine 000: Avg generation throughput: 12.3 tokens/s, Running: 4 reqs\n"
     (tmp_path / "engine.log").write_text(
         "INFO 01-01 00:00:00 [core.py:1] EngineCore failed to start.\n"
@@ -132,7 +130,6 @@ def test_what_cannot_be_had_is_named_and_what_hangs_is_not_waited_for(tmp_path: 
     assert [words for words in told if words not in text] == []
     nothing = (take(keeper(tmp_path), EvidenceSources(), "a-2") / "CONTENTS.txt").read_text()
     assert [words for words in ("log path unknown", "processes unknown") if words not in nothing] == []
-
     path = program(tmp_path / "bin", "py-spy", "sleep 60")
     (tmp_path / "engine.log").write_text("INFO 01-01 00:00:00 [core.py:1] WorkerProc failed.\n")
 
@@ -216,8 +213,7 @@ def kept(folder: Path, log: str) -> tuple[str, str]:
     """What is kept of this log: of the last life, and of those before."""
     path = folder / "server.log"
     path.write_text(log, encoding="utf-8")
-    taken = asyncio.run(keeper(folder).take("a", "x", EvidenceSources(str(path))))
-    found = Path(str(taken.facts["folder"]))
+    found = Path(str(asyncio.run(keeper(folder).take("a", "x", EvidenceSources(str(path)))).facts["folder"]))
     earlier = (found / EARLIER).read_text(encoding="utf-8") if (found / EARLIER).exists() else ""
     assert (f"  {EARLIER}\n" in (found / "CONTENTS.txt").read_text(encoding="utf-8")) is bool(earlier)
     return (found / LOG).read_text(encoding="utf-8"), earlier

@@ -219,7 +219,6 @@ def test_ranks_add_up_and_the_probe_s_figures_of_every_worker_are_bounded() -> N
     awake = b'sleep_state="awake"} 1.0'
     assert one.figures["asleep"] == 0
     assert read_figures(CAPTURED.replace(awake, awake[:-3] + b"0.0")).figures["asleep"] == 1, "when one rank is"
-
     (worker,) = read_figures(INSIDE).workers
     assert (worker.rank, worker.allocated, worker.retries, worker.device_total) == ("0/0", 67825706496, 0, 150754820096)
     assert worker.age_s == pytest.approx(0.278, abs=0.01)

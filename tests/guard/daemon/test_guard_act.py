@@ -85,7 +85,6 @@ def test_what_ended_while_the_journal_could_not_be_written_is_over() -> None:
 
     play(world, book, held, view=lambda _: view_of("none"))
     assert (world.state.starts, set(ends(world))) == (1, {"held"})
-
     world, book = World(faults={"drain": Fault("fails")}), Full(CLOSED, "")
 
     async def undone(conductor: Conductor) -> None:
@@ -133,8 +132,7 @@ def test_after_damage_nothing_is_begun_until_somebody_resumes(tmp_path: Path) ->
     with Journal(path) as journal:
         for _ in range(5):
             journal.append("note", fields={"x": 1})
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b"note", b"nope"))
+    path.write_bytes(path.read_bytes().replace(b"note", b"nope"))
     world = World(State("down"))
 
     async def script(conductor: Conductor) -> None:
@@ -218,8 +216,7 @@ def test_what_a_person_asks_for_is_done_or_refused_with_a_reason() -> None:
         unknown = conductor.ask(Grade.RESTART, "nobody")
         await conductor.turn()
         assert reason(unknown.result()) == "NotWatched"
-        gone = conductor.ask(Grade.SHED, ENGINE)
-        gone.cancel()
+        conductor.ask(Grade.SHED, ENGINE).cancel()
         await conductor.turn()
 
     play(world, book, script, view=lambda _: view_of("none"))

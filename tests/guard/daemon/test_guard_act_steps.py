@@ -183,7 +183,6 @@ def test_a_lock_that_cannot_be_asked_is_lost_in_its_time_and_what_was_left_open_
     assert asked[1] - asked[0] < 3.0
     assert result(world) == UNDONE
     assert unsafe(world, book) == []
-
     world, book = killed_at("before outcome stop", ttl_s=100.0)
     world.state.holder, world.state.held_until = 99, world.state.now + 100.0
     world.state.now += 10.0

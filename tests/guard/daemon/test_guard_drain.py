@@ -145,7 +145,6 @@ async def test_what_does_not_speak_against_it_and_what_does() -> None:
     del drains.runs["b"]
     assert isinstance(await drains.drain("a"), ActionPlan)
     await drains.close()
-
     world = World()
     world.holder = "another guard"
     drains, found = Guard(world).drains, []

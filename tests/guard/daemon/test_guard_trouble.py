@@ -54,7 +54,6 @@ def test_a_trouble_is_told_once_and_its_end_once() -> None:
     for number in range(10 * MOST_TEXTS):
         troubles.note("y", f"down for the {number}th time")
     assert len(said) == 4 + MOST_TEXTS
-
     said.clear()
     clock = Clock()
     troubles = TroubleLog(said.append, clock)
@@ -183,8 +182,7 @@ def test_a_signal_in_a_drain_puts_the_engine_back(name: str, tmp_path: Path) -> 
         with guarding(tmp_path, "--act", "--config", config(tmp_path, text)) as guard:
             guard.hears("answers")
             long = {"prompt": "hi", "max_tokens": 2_000, "ignore_eos": True}
-            waits = threading.Thread(target=lambda: server.ask("POST", "/v1/completions", long), daemon=True)
-            waits.start()
+            threading.Thread(target=lambda: server.ask("POST", "/v1/completions", long), daemon=True).start()
             assert guard.get("/v1/engines/one/restart", "POST", {})[0] == 200
             eventually(lambda: phase() != "serving")
             guard.process.send_signal(signal.Signals[name])
@@ -291,7 +289,6 @@ def test_a_reader_that_stands_still_holds_nothing_up_and_one_that_reads_again_en
         time.sleep(0.01)
     assert out.is_gone, "whoever read has gone"
     os.close(writing)
-
     reading, writing = os.pipe()
     out = LineWriter(writing)
     while not out.dropped:

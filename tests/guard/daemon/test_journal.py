@@ -181,7 +181,6 @@ def test_a_journal_of_0_1_is_carried_over_and_read_as_far_as_it_is_whole(path: P
         assert found.entries[:-1] == before.entries
         assert (found.entries[-1].kind, found.entries[-1].number) == (BEGUN, 17)
     assert [(path.parent / name).read_bytes() for name in names(path, "jsonl")] == [OF_0_1.read_bytes()]
-
     data, path = OF_0_1.read_bytes(), path.with_name("cut")
     whole = read_journal(OF_0_1).entries
     for cut in range(data.index(b"\n"), len(data), 3):

@@ -48,8 +48,7 @@ def test_a_recorded_burst_gets_its_advice_from_a_process_of_its_own(tmp_path: Pa
         "promise": [10.0, 0.1],
     }  # fmt: skip
     command = [sys.executable, "-m", "plimsoll.guard.daemon.knob_replay", json.dumps(asked)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    found = json.loads(done.stdout)
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout)
     assert (found["knob"], found["value"], found["measured"]) == ("max-num-seqs", 24, 17)
     assert abs(found["kept"] - 36) <= 3
     assert found["sentence"].startswith("with max-num-seqs 24, ")
@@ -150,8 +149,7 @@ async def test_it_is_verified_when_steps_show_it_and_over_when_its_time_is(tmp_p
     engine.leased = ""  # as after a restart
     await knobs.look(133.0)
     assert (engine.leased, engine.calls) == ("max-num-seqs=24", 2), "set again, for the time that is left"
-    again = KnobSettings(*given)
-    await again.look(134.0)
+    await KnobSettings(*given).look(134.0)
     assert "max-num-seqs=24 until " in remarks["a"], "the next guard knows it by the journal"
     clock[0] += 61
     await knobs.look(145.0)

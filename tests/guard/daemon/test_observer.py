@@ -104,7 +104,6 @@ async def test_looks_put_off_no_other() -> None:
     after = watcher.looks
     await fleet.close()
     assert after - before >= 8
-
     fleet = Fleet(Policy(every_s=0.01), ObserverPorts(lambda _: Scripted(stuck), lambda _: None))
     fleet.watch([EngineConfig("a", "http://a.example:1")])
     first = asyncio.ensure_future(fleet.look_now("a"))
@@ -229,7 +228,6 @@ async def test_what_holds_is_sent_again_and_only_so_many_changes_are_kept() -> N
         seen.append([told.what for told in fleet.firing()])
     await fleet.close()
     assert seen == [[EventKind.BEGINS], [EventKind.UNKNOWN, EventKind.UNREACHABLE], []]
-
     fleet = Fleet(POLICY, ObserverPorts(lambda _: Scripted(stuck), lambda _: None))
     fleet.watch([EngineConfig("a", "http://x:1")])
     for number in range(800):
@@ -256,7 +254,6 @@ def test_an_engine_that_does_not_answer_is_one_sentence_and_one_that_never_does_
     said = [(n, text) for n in range(5) for text in messages(n, Reach.REFUSED, why="nobody")]
     assert said == [(0, "unreachable: connection refused; no metrics")]
     assert messages(9) == ["answers"], "for the first time"
-
     one = WatchedEngine(EngineConfig("e", "http://x:1"), POLICY, Scripted(well), 0.0)
     events = [told for n in range(200) for told in one.take(look(n, Reach.REFUSED, why="nobody listens there"))]
     assert [(told.unix_s - 1e9, told.what) for told in events] == [(0, EventKind.UNREACHABLE), (60, EventKind.UNREACHABLE)]
@@ -303,7 +300,6 @@ def test_a_condition_begins_is_in_doubt_and_is_over_once_or_becomes_a_graver_one
     assert sentence(said[0]) == "e: the engine is dead (engine.dead): it is so"
     assert sentence(said[1]) == "e: engine.dead was active and is now unknown: it is so"
     assert sentence(said[3]) == "e: recovered: engine.dead cleared after 4 s: it is so"
-
     teller = EventReporter("e")
     begun = teller.report(look(0), [condition(Status.TRUE, kind="stalled")], None)
     assert [event.what for event in begun][-1] is EventKind.BEGINS

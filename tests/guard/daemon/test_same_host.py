@@ -45,13 +45,11 @@ def machine(tmp_path: Path) -> Path:
     net.mkdir(parents=True)
     head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     (net / "tcp").write_text(head + LINE.format(8000, 4242) + LINE.format(8001, 4343), encoding="utf-8")
-    server = process(tmp_path, 100, 1, 1000)
-    (server / "fd" / "7").symlink_to("socket:[4242]")
+    (process(tmp_path, 100, 1, 1000) / "fd" / "7").symlink_to("socket:[4242]")
     process(tmp_path, 101, 100, 2000)
     process(tmp_path, 102, 101, 4000)
     process(tmp_path, 200, 1, 9000)
-    other = process(tmp_path, 300, 1, 100)
-    (other / "fd" / "7").symlink_to("socket:[4343]")
+    (process(tmp_path, 300, 1, 100) / "fd" / "7").symlink_to("socket:[4343]")
     box = tmp_path / "sys" / "fs" / "cgroup" / "pod" / "box"
     box.mkdir(parents=True)
     (box / "memory.max").write_text("max\n", encoding="utf-8")
@@ -120,7 +118,6 @@ def test_the_server_is_found_by_its_port_also_after_its_restart(machine: Path) -
     assert found.cards == ()
     assert seen(SameHost(8002, fresh(machine))) == LOOK
     assert seen(SameHost(8000, fresh(machine / "nowhere"))) == LOOK
-
     here = SameHost(8000, fresh(machine))
     seen(here)
     end_server(machine)
@@ -181,7 +178,6 @@ def test_a_closed_port_and_a_figure_that_is_not_known_are_no_guess(machine: Path
     assert "host_resident" not in seen(held, look).figures
     assert seen(SameHost(8000, one), look).figures == {"host_resident": 5.0}
     go.set()
-
     net, refused = machine / "proc" / "net" / "tcp", Look(1.0, 2.0, Reach.REFUSED)
     here, passed_on, new = (SameHost(port, fresh(machine)) for port in (8000, 8080, 8000))
     for host in (here, passed_on):
@@ -233,7 +229,6 @@ def test_cards_are_those_its_processes_use_and_their_errors_count_from_when_guar
     assert card == CardState("3b:00", (), None, 80 << 30, 5 << 30, 61 << 30, 0.83)
     unknown = library({"3b": {102: None}})
     assert seen(SameHost(8000, fresh(machine, unknown))).cards == (CardState("3b:00", (), None, 80 << 30, 5 << 30, None, 0.83),)
-
     nvml = library({"3b": {77_000: 1}, "5e": {}})
     one = fresh(machine, nvml)
     first = SameHost(8000, one)
@@ -246,12 +241,10 @@ def test_cards_are_those_its_processes_use_and_their_errors_count_from_when_guar
     folder.mkdir(parents=True)
     (folder / "pid").symlink_to(FIRST_NAMESPACE)  # process numbers are the driver's own
     assert seen(SameHost(8000, fresh(machine, nvml))).cards == ()
-
     counts = iter([2, 2, 5, 1])
     here = SameHost(8000, fresh(machine, library({"3b": {102: 1}}, ecc=lambda: next(counts))))
     assert [seen(here).cards[0].uncorrectable for _ in range(4)] == [0, 0, 3, 1]
     assert seen(SameHost(8000, fresh(machine, library({"3b": {102: 1}})))).cards[0].uncorrectable is None
-
     one = fresh(machine, library({"3b": {102: 1}, "5e": {300: 2}}))
     first, second = SameHost(8000, one), SameHost(8001, one)
     assert [seen(engine).cards[0].xids for engine in (first, second)] == [(), ()]
@@ -276,8 +269,7 @@ def test_a_card_that_takes_the_engine_down_is_seen(reach: Reach, machine: Path) 
 def test_a_driver_that_hangs_costs_one_deadline_and_hides_nothing_else(machine: Path) -> None:
     """It is not asked again until it comes back, and is said; processes and the kernel's log are read all the while."""
     nvml, go, calls = library({"3b": {102: 1}}), threading.Event(), list[str]()
-    one = fresh(machine, nvml, deadline_s=0.3)
-    here = SameHost(8000, one)
+    here = SameHost(8000, fresh(machine, nvml, deadline_s=0.3))
     seen(here)
     assert here.note == ""
     memory = nvml.nvmlDeviceGetMemoryInfo
@@ -335,8 +327,7 @@ async def test_what_is_open_is_closed_with_the_last_engine(machine: Path) -> Non
     engines[0].close()
     engines[0].close()
     assert handles() == 1
-    watcher = EngineWatcher("http://127.0.0.1:1", same_host=engines[1])
-    await watcher.close()
+    await EngineWatcher("http://127.0.0.1:1", same_host=engines[1]).close()
     engines[2].close()
     assert handles() == 0
     assert _soon(lambda: nvml.ended == 1)

@@ -110,7 +110,6 @@ def test_a_run_of_failures_is_told_once_with_its_shape_its_cost_and_the_flag() -
     ]  # fmt: skip
     assert says("contained", surviving(10, lambda at: failed(3.0, 60.0 + at)))[0][1] == "true"
     assert says("contained", surviving(10, lambda at: failed(3.0, 3_600.0 + at)))[0][1] == "false"
-
     every = surviving(400, lambda at: failed(3.0, at - 300) if at >= 300 else ARMED)
     judge = judged(every)
     (found,) = [one for one in findings(judge.conditions, every[-1]) if one.code is Code.RUNTIME_CONTAINED]

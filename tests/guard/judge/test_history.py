@@ -53,7 +53,6 @@ def test_a_rise_is_known_for_all_of_its_window_or_not_at_all_and_idle_time_is_no
     assert history.rise("success", 60.0) == Unknown("requests that ended: seen for 15 of 60 s")
     assert history.over("waiting", 120.0) == Unknown("the queue: not seen for 120 s yet")
     assert history.now("prefix_hits") == Unknown("tokens found in the prefix cache: not on the page")
-
     busy = {"running": 1.0, "waiting": 0.0}
     looks = [look(0, {**busy, "steps": 1.0}), look(5, {**busy, "steps": 2.0}), look(10, {**IDLE, "steps": 3.0})]
     looks += [look(at, {**IDLE, "steps": 3.0}) for at in range(15, 200, 5)]
@@ -107,7 +106,6 @@ def test_a_restart_begins_anew_and_starts_are_counted_by_guards_own_clock_and_by
     many, few = {"steps": 100.0, "success": 10.0}, {"steps": 1.0, "success": 0.0}
     history = seen(look(0, many, started_unix_s=1e9), look(5, few), look(10, few, started_unix_s=1e9 + 4))
     assert history.lives.since(0.0) == 1
-
     off = seen(*(look(at, started_unix_s=5e8 - at) for at in (0, 60, 120, 180)))
     assert (off.lives.since(0.0), off.lives.since(100.0)) == (3, 2)
     refused = [Look(60.0 * number, 1e9, Reach.REFUSED, container_restarts=7 + number) for number in range(4)]
@@ -126,7 +124,6 @@ def test_who_told_and_does_not_is_missed_and_names_without_end_are_not_kept() ->
         cores = tuple(CoreFigures(f"{number}/{rank}", 1.0, 0.0, 0.0) for rank in range(100))
         full.add(look(5.0 * number, workers=workers, ranks=cores))
     assert all(len(kept) <= 1_024 for kept in (full._ranks, full._least_others, full._pulses))
-
     gate = GateState(ready=True, reason="", in_flight=0, engine_requests=0)
     history = seen(look(0, gate=gate), look(5))
     assert (history.lost, history.has_lost_gate) == ("gate", True)

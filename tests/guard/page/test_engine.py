@@ -90,7 +90,6 @@ def test_a_bar_has_every_part_that_is_told_and_makes_nothing_up() -> None:
         "outside": 0.75, "others": 0.25, "slack": 1,
     }  # fmt: skip
     assert (bar_of(WHOLE)["line"], bar_of(WHOLE)["notes"]) == (22 * GIB, [])
-
     memory = Path(__file__).parents[2] / "captures" / "vllm-0.25.1-h200-inside" / "memory.json"
     (worker,) = read_workers(json.loads(memory.read_text(encoding="utf-8")))
     found = {part: round(size, 2) for part, size in parts(worker, 0.0).items()}
@@ -98,7 +97,6 @@ def test_a_bar_has_every_part_that_is_told_and_makes_nothing_up() -> None:
         "weights": 15.0, "graphs": 0.0, "activation": 0.16, "kv_used": 0.0, "kv_free": 48.0, "releasable": 2.32,
         "unreleasable": 0.08, "outside": 1.33, "others": 0.01, "slack": 73.5,
     }  # fmt: skip
-
     bare = WHOLE._replace(weights=None, requested=None)
     assert parts(bare)["live"] == 20
     assert "weights" not in parts(bare)
@@ -164,7 +162,6 @@ def test_the_card_shows_the_count_the_cost_and_the_newest_and_nothing_that_is_no
     }  # fmt: skip
     assert card["last"]["at"] == 988
     assert "at logits, a request that wants prompt_logprobs (asked for 2.0 GiB)" in card["last"]["says"]
-
     card = page.survival_of(survived(Survival()))
     assert (card["figures"], card["last"]) == ([], None)
     card = page.survival_of(survived(SURVIVED._replace(contained=0.0, aborted=None)))
@@ -200,8 +197,7 @@ CLOCK = Clock(20.0, 1_010.0)
 def view(look: Look | None = ANSWERS, *kinds: str, findings: tuple[Finding, ...] = (), **more: Any) -> EngineView:
     """An engine of which these conditions hold."""
     held = tuple(Condition(kind, Status.TRUE, "Why", "because", 5.0) for kind in kinds)
-    found = EngineView("a", "http://a", look, 1.0, 0.1, 3, {}, held, findings, 0.0)
-    return found._replace(**more)
+    return EngineView("a", "http://a", look, 1.0, 0.1, 3, {}, held, findings, 0.0)._replace(**more)
 
 
 def test_nothing_is_known_of_one_that_was_not_looked_at() -> None:
@@ -242,17 +238,14 @@ def test_the_ladder_the_pool_of_blocks_and_that_sections_are_steady() -> None:
     assert (found["restart"]["doing"], found["advice"]["because"]) == ("drain", ["storm"])
     assert [name for name, one in found.items() if one["off"]] == ["compact"]
     assert [one["off"] for one in page.ladder(page.EngineState(view()))["rungs"]] == [False, True, True, True]
-
     wanted = {"total": 100, "used": 50, "most": 75, "size": 16, "why": ""}
     assert page.blocks(ANSWERS, {"t": (1.0,), "kv": (0.75,)}) == wanted
     assert page.blocks(None, {})["used"] is None
     assert page.blocks(ANSWERS._replace(config={"num_gpu_blocks": "-4"}), {})["total"] is None
-
     facts = page.EngineState(view(ANSWERS, "dead", findings=(DEAD,)), {"waiting": 3.0, "twice": Unknown("too early")})
     now, later = page.sections(facts, CLOCK), page.sections(facts, Clock(21.0, 1_011.0))
     json.dumps(now, allow_nan=False)
     assert now == later
-
     text = "max-num-seqs=24 for 2 h; guardctl set a --clear ends it"
     assert page.sections(page.EngineState(view(ANSWERS, note=text)), CLOCK)["head"]["note"] == text
     script = (Path(page.__file__).parent / "static" / "engine.js").read_text(encoding="utf-8")

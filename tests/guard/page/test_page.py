@@ -35,7 +35,6 @@ def test_every_file_is_there_with_its_kind_no_text_becomes_markup_and_nothing_na
     named |= {f"/page/{name}" for name in re.findall(r'from "\./([a-z]+\.js)"', scripts)}
     assert named <= found.keys()
     assert {"/page/app.js", "/page/style.css", "/page/icon.svg"} <= named
-
     for path, (body, _) in page_files().items():
         text = body.decode().replace("http://www.w3.org/2000/svg", "")
         wrong = FORBIDDEN.search(text) or re.search(r"https?://|//[a-z]+\.[a-z]", text)
@@ -158,7 +157,6 @@ def test_a_listener_is_told_everything_once_and_what_there_is_not(guard: Guard) 
     assert engine["ledger"]["bars"] == []
     assert engine["ledger"]["why"].startswith("unknown")
     connection.close()
-
     connection, answer = listen(guard, "/events?engine=nobody")
     told(answer)
     assert told(answer)[1] == {"id": "nobody", "none": "no engine named nobody"}
@@ -184,7 +182,6 @@ def test_listeners_are_bounded_and_the_page_is_there_without_a_token(guard: Guar
         connection.close()
     assert answer.status == 200
     connection.close()
-
     for path in ("/", "/page/app.js", "/page/style.css", "/page/icon.svg"):
         assert guard.get(path, authorization="")[0] == 200
     for path in ("/events", "/journal", "/page/nothing.js"):
