@@ -1,4 +1,4 @@
-"""The probe in a real worker: as the worker extension, as a plugin beside another extension, and as both."""
+"""The probe in a real worker: as the worker extension, and as a plugin beside another extension."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from lab.engine.install import engine_home
-from lab.engine.server import EngineServer, clean_environment
+from lab.engine.server import EngineServer
 from plimsoll.inside.figures import GROUPS, read_figures
 from tests.fakes import eventually
 from tests.real.conftest import SOURCE, declare, need_vllm
-from tests.real.small_farm import ran
 
 EXTENSION = """
 class Another:
@@ -117,32 +115,3 @@ def test_as_a_plugin_it_works_beside_another_extension(start_engine: Callable[..
     (found,) = figures(server, run)
     assert [path.name for path in run.glob("worker-*.json")] == [f"worker-{found['pid']}-{found['started']}.json"]
     assert found["faults"] == {}
-
-
-BOTH = """
-import threading
-from plimsoll.inside.plugin import install
-install(); install()
-from vllm.v1.worker.cpu_worker import CPUWorker
-from vllm.v1.worker.gpu_worker import Worker
-from plimsoll.inside import Probe
-for name in dir(Probe):
-    assert name.startswith("__") or not hasattr(CPUWorker, name), name
-CPUWorker.__bases__ += (Probe,)
-worker = CPUWorker.__new__(CPUWorker, vllm_config=None, local_rank=0)
-assert [thread.name for thread in threading.enumerate()].count("plimsoll-probe") == 1
-assert worker.plimsoll_figures()["schema"] == "plimsoll.figures/1"
-assert worker.compile_or_warm_up_model is not CPUWorker.compile_or_warm_up_model
-assert "plimsoll_compact" not in vars(worker)
-plain = Worker.__new__(Worker)
-assert "refused" in plain.plimsoll_snapshot()
-print("both")
-"""
-
-
-def test_plugin_and_extension_together_in_vllms_own_classes(tmp_path: Path) -> None:
-    """vLLM's clash check passes, a worker has one thread, and one without the extension has the methods too."""
-    need_vllm()
-    env = {**clean_environment(), "PYTHONPATH": SOURCE, "PLIMSOLL_DIR": str(tmp_path / "run"), "PLIMSOLL_PROBE": "plugin"}
-    done = ran(str(engine_home() / "bin" / "python"), "-c", BOTH, env=env, timeout=300)
-    assert done.stdout.strip().endswith("both"), done.stderr[-3000:]

@@ -14,16 +14,9 @@ import pytest
 
 from plimsoll.assets.alerts import Alert, RuleGroup, groups_of
 from plimsoll.assets.monitoring import SLOW_EVERY_S, cases_text, rules_text
-from plimsoll.assets.settings import AssetSettings, PlanFacts, timers_of
+from plimsoll.assets.settings import AssetSettings
+from tests.assets.watched import PLANNED, VERSIONS
 from tests.real.small_farm import need, ran
-
-VERSIONS = ("0.10.2", "0.12.0", "0.20.0", "0.25.1", "0.32.0")
-PLAN = PlanFacts(
-    model="meta-llama/Llama-3.1-8B-Instruct", fits=True, gpu="L4", gpus=1,
-    requested_bytes=21_720_717_067, weights_bytes=16_060_522_496, kv_bytes=3_521_642_496, slack_bytes=400_000_000,
-    kv_tokens=26_880,
-)  # fmt: skip
-PLANNED = AssetSettings("0.32.0", PLAN, ttft_s=0.4, timers=timers_of(120, PLAN.weights_bytes), name="llama")
 
 
 def _promtool() -> str:

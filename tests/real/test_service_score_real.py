@@ -1,73 +1,15 @@
-"""Runs on an H200 as they were kept: loads in their order, their replay, and pairs where one predicts the other, or cannot."""
+"""Runs on an H200 as they were kept: their replay, and pairs where one predicts the other, or cannot."""
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
-from pathlib import Path
 
 import pytest
 
 from benchmarks import tune_h200 as h200
 from lab.gpu.provoke_failures import HERE
 from lab.service import score, tuned
-from lab.service.predict import errors, fitted, planned
-from lab.service.runs import by_setting, loads_in, measured
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.settings import StepTime
-from plimsoll.simulate.traffic import generate, parse_synthetic
-
-FLAGS = ["--enforce-eager", "--max-model-len", "8192", "--kv-cache-memory-bytes", "4294967296", "--max-num-seqs", "64"]
-TIMES = StepTime(9_000_000, 30_000, 15_000, 40)
-BEGAN = {"a-1": 1_000.0, "a-2": 2_000.0}
-
-
-def kept_in(folder: Path, model: Path) -> None:
-    """Two loads of one server, as a replay of known step times would have stamped them."""
-    folder.mkdir()
-    rows: list[dict[str, object]] = []
-    loads = []
-    for number, (name, began) in enumerate(BEGAN.items()):
-        trace = generate(parse_synthetic(f"synthetic:requests=120,rate=12,prompt=600,output=120,seed={number}"))
-        stage = {"load": name, "server": "a", "began": began, "seconds": 0.0, "num_preemptions_total": 0.0}
-        write_stage(folder, [stage])
-        settings = planned(loads_in(folder)[0], model).settings
-        found = replay(trace, settings, TIMES.reaching(settings.max_num_batched_tokens))
-        rows += [
-            {"schema": "plimsoll.request/1", "prompt_tokens": int(prompt), "cached_tokens": 0, "output_tokens": int(output),
-             "arrival": began + int(at) / 1e9, "first_token": began + int(first) / 1e9, "finished": began + int(last) / 1e9}
-            for prompt, output, at, first, last in zip(
-                trace.prompt, trace.output, trace.arrival_ns, found.first_token_ns, found.finish_ns, strict=True)
-        ]  # fmt: skip
-        stage |= {"seconds": float(found.finish_ns.max()) / 1e9, "num_preemptions_total": float(found.totals.preemptions)}
-        loads.append(stage)
-    write_stage(folder, loads)
-    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    with tarfile.open(folder / "recordings.tar.gz", "w:gz") as archive:
-        entry = tarfile.TarInfo("record-a/requests.jsonl")
-        entry.size = len(text)
-        archive.addfile(entry, io.BytesIO(text))
-
-
-def write_stage(folder: Path, loads: list[dict[str, object]]) -> None:
-    """As a stage leaves it."""
-    stage = {"stage": "seats", "servers": {"a": {"flags": FLAGS}}, "loads": loads[::-1]}
-    (folder / "seats.json").write_text(json.dumps(stage), encoding="utf-8")
-
-
-def test_fitted_to_one_load_the_other_is_foretold(tmp_path: Path) -> None:
-    """Each load has its own requests; where both have the same steps, duration and latencies are met within 5 %."""
-    (tmp_path / "model").mkdir()
-    model = tuned.model_in(tmp_path / "model")
-    kept_in(tmp_path / "kept", model)
-    one, other = loads_in(tmp_path / "kept")
-    assert [one.name, other.name] == ["a-1", "a-2"]
-    assert list(by_setting([one, other])) == ["a"]
-    assert measured(one).trace.size == measured(other).trace.size == 120
-    found = errors(other, fitted(one, model).step_time, model)
-    assert max(abs(found.duration), abs(found.ttft), abs(found.tpot)) < 0.05
-    assert found.preemptions == found.preemptions_measured
 
 
 @pytest.mark.parametrize("name", ["kernel", "blocks", "shed", "burst", "seats", "seats with graphs", "segments", "starts"])

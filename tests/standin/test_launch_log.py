@@ -12,8 +12,7 @@ from lab.catalogue.log_lines import LOG_LINES
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.findings import Severity
-from plimsoll.standin.config import Launchable
-from plimsoll.standin.launch_log import StartLogLine, Stats, failed_lines, log_lines, start_lines, uvicorn, want_of_memory
+from plimsoll.standin.launch_log import Stats, failed_lines, log_lines, start_lines, uvicorn, want_of_memory
 from plimsoll.standin.memory import oom_text
 from plimsoll.units import GIB
 from plimsoll.vllm.log_lines import measured_of
@@ -26,11 +25,6 @@ SOME = Stats(813.5, 1869.2, 3, 1, 0, 0.25, 0.4)
 SHAPE = re.compile(r"\((APIServer|EngineCore|Worker\w*) pid=\d+\) (INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\S+:\d+\] ")
 
 
-def lines_of_a_failure(launch: Launchable) -> tuple[StartLogLine, ...]:
-    assert launch.failure is not None
-    return tuple(failed_lines(launch.log, launch.failure))
-
-
 @each("release", ["0.25.1", "0.32.0"])
 @each(("words", "capture"), rows(CASES, "failed starts"))
 def test_a_failed_start_is_found_as_the_real_one(words: str, capture: str, release: str) -> None:
@@ -38,7 +32,7 @@ def test_a_failed_start_is_found_as_the_real_one(words: str, capture: str, relea
     launch = launchable("--vllm", release, *words.split())
     assert launch.failure is not None
     real = diagnose([read_log(str(CAPTURES / f"vllm-{capture}"))]).findings[0].code
-    found = diagnose([log_of(lines_of_a_failure(launch), release)]).findings[0].code
+    found = diagnose([log_of(tuple(failed_lines(launch.log, launch.failure)), release)]).findings[0].code
     assert found == launch.failure.code == real
 
 
