@@ -245,7 +245,7 @@ ENGINE = "--num-blocks 2048 --async-scheduling"
 def test_engines_that_wait_for_each_other_are_replayed_so_or_it_is_said() -> None:
     """A mixture's data-parallel engines step together; where another number is replayed, a note says which way that errs."""
     command = "--gpu H100 -- vllm serve Qwen/Qwen3-30B-A3B-Instruct-2507 --data-parallel-size 2"
-    for replicas, is_said in (("", False), ("--replicas 4", True)):
+    for replicas, is_said in (("", False), ("--replicas 4", False), ("--replicas 3", True)):
         notes = replay(f"{replicas} {command}", trace=SMALL)["notes"]
         assert any("wait for each other" in note for note in notes) is is_said
 

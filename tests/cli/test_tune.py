@@ -73,6 +73,27 @@ def test_the_recorders_folder_is_a_trace(tmp_path: Path) -> None:
     assert ask(f"tune {folder} {SPACE} --json {SERVER}").body["traffic"]["requests"] == 80
 
 
+def test_several_engines_are_tuned_together(tmp_path: Path) -> None:
+    """All of them share the traffic in every replay, and what tune promises is what `simulate` makes of its plan."""
+    answer, chats = tmp_path / "tuning.json", CHATS.replace("rate=0.8", "rate=3")
+    small = "max_num_seqs=32,64 max_num_batched_tokens=512 block_size=16 gpu_memory_utilization=0.92,0.94"
+    words = f"tune {chats} {small} {PROMISE} --json"
+    for engines in ("--data-parallel-size 3", ""):
+        server = f"--replicas 3 {SERVER}" if not engines else f"{SERVER} {engines}"
+        body = ask(f"{words} {server}").body
+        assert body["engines"] == {"number": 3, "router": "least-load", "together": 1}
+        assert any("3 engines with these flags share the traffic" in note for note in body["notes"])
+        answer.write_text(json.dumps(body), encoding="utf-8")
+        replicas = "" if engines else "--replicas 3"
+        replayed = ask(f"simulate {chats} --plan {answer} {replicas} --json").body
+        assert len(replayed["engines"]) == 3
+        assert [replayed[name]["p99"] for name in ("ttft", "tpot")] == [
+            body["score"][name] for name in ("ttft_p99", "tpot_p99")
+        ]
+        assert replayed["preemptions"] == body["score"]["preemptions"]
+    assert "--keep finds how many servers it takes" in ask(f"{words} --keep 99 --replicas 3 {SERVER}", code=2).line
+
+
 def test_cards_are_compared_by_what_they_keep_and_cost(tmp_path: Path) -> None:
     """How many of each card keep the promise, the cheapest first, with the command of each; none where none keeps it."""
     prices = tmp_path / "prices.json"
@@ -97,8 +118,12 @@ def test_shapes_are_compared_as_cards_are() -> None:
     words = f"tune synthetic:requests=40,rate=2,prompt=200,output=30 {small} --gpu L4 --vllm 0.32.0 --slo ttft=5s --keep 90"
     serve = f"-- vllm serve {LLAMA} --max-model-len 4096"
     cards = ask(f"{words} kv_cache_dtype=auto,fp8 tensor_parallel_size=1,2 --json {serve}").body["cards"]
-    assert sorted(card["gpu"] for card in cards) == ["L4 KV auto tp 1", "L4 KV auto tp 2", "L4 KV fp8 tp 1", "L4 KV fp8 tp 2"]
     by_name = {card["gpu"]: card for card in cards}
+    assert sorted(by_name) == [
+        "L4 KV auto tp 1", "L4 KV auto tp 1, 2 servers", "L4 KV auto tp 2",
+        "L4 KV fp8 tp 1", "L4 KV fp8 tp 1, 2 servers", "L4 KV fp8 tp 2",
+    ]  # fmt: skip
+    assert by_name["L4 KV fp8 tp 1, 2 servers"]["gpus"] == 2, "beside one server on two cards"
     assert [by_name[f"L4 KV fp8 tp {size}"]["gpus"] for size in (1, 2)] == [1, 2]
     assert "fp8" in by_name["L4 KV fp8 tp 1"]["command"]
     for card in cards:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from plimsoll.simulate.replay import replay
+from plimsoll.simulate.replicas import RoutedEngines
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.capacity import CLOSE, find_capacity, replay_fleet
@@ -46,3 +49,17 @@ def test_one_server_is_the_plain_replay_and_idle_traffic_has_headroom() -> None:
     assert one.met == score(replay(asked.trace, JOB.settings, JOB.step_time), asked.slo).met
     found = find_capacity(asked, JOB, 0.99)
     assert (found.servers, found.is_bounded) == (1, False)
+
+
+def test_a_server_of_several_engines_counts_all_of_them() -> None:
+    """Three servers of two engines are a fleet of six; a number that was asked for is not lowered, and has its own rate."""
+    asked = traffic(60, Slo(ttft=0.5, tpot=0.05))
+    of_two = JOB._replace(engines=RoutedEngines(2))
+    assert replace(replay_fleet(asked, of_two, 3), servers=6) == replay_fleet(asked, JOB, 6)
+    fewest, more = find_capacity(asked, of_two, 0.95), find_capacity(asked, JOB, 0.95, servers=6)
+    assert fewest.servers is not None
+    assert 2 * fewest.servers >= (find_capacity(asked, JOB, 0.95).servers or 0)
+    assert {one.servers for one in more.trials} == {6}
+    assert more.highest == replay_fleet(asked, JOB, 6, more.highest.speedup if more.highest is not None else 0.0)
+    none = find_capacity(asked, JOB, 0.95, servers=1)
+    assert (none.servers, len(none.trials)) == (None, 1)

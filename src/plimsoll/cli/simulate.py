@@ -133,11 +133,10 @@ def _simulate(options: SimulateOptions) -> int:
     from plimsoll.simulate.summary import summarise
 
     given = read_inputs(options)
-    replicas = options.replicas or given.engines
-    if replicas > 1:
+    if given.engines.number > 1:
         if (name := first_given(options, "steps", "html")) is not None:
             raise BadInput(f"{name} shows one engine: leave out --replicas, or replay one engine's share with --speedup")
-        found, runs = replay_engines(given, replicas, options.router)
+        found, runs = replay_engines(given)
         engines, series = [summarise(run) for run in runs], None
     else:
         found, series = _replay(options, given)
@@ -153,21 +152,16 @@ def _simulate(options: SimulateOptions) -> int:
     return 0
 
 
-def replay_engines(given: Inputs, replicas: int, router: str, factor: float = 1.0) -> tuple[Replay, list[Replay]]:
+def replay_engines(given: Inputs, factor: float = 1.0) -> tuple[Replay, list[Replay]]:
     """Several engines behind a router: all of them as one run, and each by itself; steps take `factor` times as long."""
-    from plimsoll.simulate.replicas import merge_replays, replay_each, replay_in_lockstep, route
+    from plimsoll.simulate.replicas import replay_routed
 
-    server = (given.trace, given.settings, given.step_time.scaled(factor) if factor != 1.0 else given.step_time)
-    if given.is_lockstep and replicas == given.engines:
-        with bar("replaying", "requests") as progress:
-            engine_of, runs = replay_in_lockstep(
-                *server, replicas, router, speedup=given.speedup, on_progress=progress, clock=time.perf_counter
-            )
-        return merge_replays(given.trace, runs, engine_of), runs
-    with bar("routing", "requests") as progress:
-        engine_of = route(*server, replicas, router, speedup=given.speedup, on_progress=progress)
-    runs = replay_each(*server, engine_of, replicas, speedup=given.speedup, clock=time.perf_counter)
-    return merge_replays(given.trace, runs, engine_of), runs
+    step_time = given.step_time.scaled(factor) if factor != 1.0 else given.step_time
+    with bar("replaying", "requests") as progress:
+        return replay_routed(
+            given.trace, given.settings, step_time, given.engines,
+            speedup=given.speedup, on_progress=progress, clock=time.perf_counter,
+        )  # fmt: skip
 
 
 def _replay(options: SimulateOptions, given: Inputs) -> tuple[Replay, Series | None]:

@@ -96,7 +96,7 @@ def _points(options: SweepOptions, axes: Axes) -> tuple[Traffic, list[Point], st
         if "num_blocks" in axes:
             given = given._replace(notes=tuple(note for note in given.notes if note != NO_SERVER))
         traffic = Traffic(given.trace, given.speedup, Slo() if options.slo is None else parse_slo(options.slo))
-        points = plain_points(axes, given.settings, given.step_time, given.speedup)
+        points = plain_points(axes, given.settings, given.step_time, given.speedup, given.engines)
         return traffic, points, trust(given.fitted, is_poor=given.is_poor), given.notes
     asked = read_tune_inputs(options, None, options.slo)
     points = planned_points(axes, asked.server, asked.traffic.speedup, asked.server.step_time)

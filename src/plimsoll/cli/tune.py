@@ -17,7 +17,7 @@ What is looked at:
 
 --gpu H100,L40S,A100x2 compares cards (NAMExN: one server on N of them) by how many it takes, with --prices by what it costs.
 So are shapes: kv_cache_dtype=auto,fp8 max_model_len=8192,16384 tensor_parallel_size=1,2 pipeline_parallel_size=1,2
-quantization=fp8, in every combination that fits.
+data_parallel_size=1,2 quantization=fp8, in every combination that fits; and with as many cards as another takes.
 
 Exit codes: 0 an answer, 1 no setting is safe or none serves a single request as promised, 2 your input is wrong, 3 something
 outside failed.
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,10 +39,10 @@ from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.options import decimal, first_given, option, switch
 from plimsoll.render.terminal import bar, show, write_file
-from plimsoll.simulate.options import TrafficOptions, file_named
+from plimsoll.simulate.options import RoutedOptions, TrafficOptions, file_named
 
 if TYPE_CHECKING:
-    from plimsoll.render.tune import TuneReport
+    from plimsoll.render.tune import CardRow, TuneReport
 
 # What else may be varied, each with an example: every combination is planned, searched and compared as a card is.
 SHAPES = {
@@ -49,10 +50,11 @@ SHAPES = {
     "max_model_len": "8192,16384",
     "tensor_parallel_size": "1,2",
     "pipeline_parallel_size": "1,2",
+    "data_parallel_size": "1,2",
     "quantization": "fp8",
 }
 SHORT = {"kv_cache_dtype": "KV", "max_model_len": "len", "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp",
-         "quantization": "quantization"}  # fmt: skip
+         "data_parallel_size": "dp", "quantization": "quantization"}  # fmt: skip
 NO_MODEL = "which model? plimsoll tune TRACE --model MODEL --gpu NAME, or a whole command after `--`"
 
 
@@ -64,7 +66,7 @@ def _share(text: str, name: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOptions(TrafficOptions):
+class TuneOptions(RoutedOptions, TrafficOptions):
     slo: str | None = option("ttft=2s,tpot=50ms", "first token, each further token, e2e=30s the last; default: being served")
     model: str | None = option("MODEL", "or a whole command after `--`")
     fit: str | None = option(
@@ -88,6 +90,8 @@ def run(options: TuneOptions) -> int:
 
     if options.keep is not None and options.slo is None:
         raise BadInput("--keep needs a promise to keep: --slo ttft=2s,tpot=50ms")
+    if options.keep is not None and options.replicas is not None:
+        raise BadInput("--keep finds how many servers it takes: leave out --replicas")
     with telling(say_compiling):
         given, shapes = split_shapes(options)
         if shapes or (options.gpu is not None and "," in options.gpu):
@@ -149,8 +153,35 @@ def _compare(options: TuneOptions, shapes: dict[str, list[str]]) -> int:
             rows.append((named_so, None, str(error)))
     if all(found is None for _, found, _ in rows):
         raise BadInput(str(rows[0][2]))
+    rows += _other_shapes(rows, options.keep, options.speedup)
     show(report.cards_as_json(rows, prices) if options.json else report.cards_as_text(rows, prices))
     return 0 if any(found is not None and found.servers is not None for _, found, _ in rows) else 1
+
+
+def _other_shapes(rows: Sequence[CardRow], keep: float, speedup: float) -> list[CardRow]:
+    """Rows for the same cards in other shapes: two servers on 4 cards each beside one on 8, with the flags already found."""
+    from plimsoll.render.tune import TuneReport
+    from plimsoll.tune.capacity import find_capacity
+    from plimsoll.tune.goodput import Traffic
+
+    shapes = [
+        (word, report, report.tuning.server.ledger, report.servers)
+        for word, report, _ in rows
+        if report is not None and report.servers is not None
+    ]
+    cards = {(ledger.card.name, servers * ledger.settings.gpus) for *_, ledger, servers in shapes}
+    found: list[CardRow] = []
+    for word, report, ledger, servers in shapes:
+        tuning = report.tuning
+        traffic = Traffic(tuning.traffic.trace, speedup, tuning.traffic.slo)
+        for name, count in sorted(cards):
+            more, rest = divmod(count, ledger.settings.gpus)
+            if name == ledger.card.name and more > servers and not rest:
+                job = tuning.server.job_of(tuning.result.best.option)
+                capacity = find_capacity(traffic, job, keep, servers=more)
+                same = TuneReport(tuning, report.own, report.chosen, report.second, report.notes, capacity)
+                found.append((f"{word}, {more} servers", same, None))
+    return found
 
 
 def tune_one(options: TuneOptions) -> TuneReport:

@@ -140,11 +140,11 @@ def _outcome(name: str, options: WhatifOptions, slo: Slo) -> ReplayOutcome:
     from plimsoll.tune.goodput import score
 
     given = read_inputs(options)
-    replicas = options.replicas or given.engines
+    replicas = given.engines.number
 
     def replayed(factor: float) -> Replay:
         if replicas > 1:
-            return replay_engines(given, replicas, options.router, factor)[0]
+            return replay_engines(given, factor)[0]
         with bar("replaying", "requests") as progress:
             return replay(given.trace, given.settings, given.step_time.scaled(factor), given.speedup, on_progress=progress)
 

@@ -178,7 +178,7 @@ def verdict(report: TuneReport) -> list[str]:
         f"{counted(capacity.servers, 'such server')} keep{'s' if capacity.servers == 1 else ''} the promise for {kept} of all"
     )
     first = f"{enough}: {format_count(now.met)} of {format_count(now.requests)}"
-    if capacity.servers > 1:
+    if one.servers < capacity.servers:
         first = f"Overloaded: {counted(capacity.servers - 1, 'more server')} needed. {first}; {alone}"
     than = "up to" if capacity.is_bounded else "at least"
     more = (
@@ -318,6 +318,7 @@ def as_json(report: TuneReport) -> str:
         "slo": tuning.traffic.slo,
         "speedup": tuning.traffic.speedup,
         "traffic": tuning.seen,
+        "engines": tuning.server.engines,
         "chosen": found.best.option.candidate if found is not None else None,
         "command": report.chosen.checked.rewritten if report.chosen is not None else None,
         "environment": [name for name, _ in report.own.checked.launch.environment],

@@ -15,6 +15,7 @@ from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.launch.command_line import launches_named
 from plimsoll.launch.options import MOST, first_given, whole
 from plimsoll.models.files import read_json
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import MemoryPlan, plan_launch
 from plimsoll.render import plan as report
@@ -22,7 +23,8 @@ from plimsoll.render.terminal import bar, write_file
 from plimsoll.simulate.compiled import HAS_NUMBA
 from plimsoll.simulate.features import NO_ADAPTERS, REPLAYED, UNREPLAYED_DRAFTS, Features, with_drafts, with_features
 from plimsoll.simulate.fit import fit
-from plimsoll.simulate.options import STEP_FIELDS, FleetOptions, ReplayOptions, StepOptions, TrafficOptions
+from plimsoll.simulate.options import STEP_FIELDS, ReplayOptions, RoutedOptions, StepOptions, TrafficOptions
+from plimsoll.simulate.replicas import ONE_ENGINE, RoutedEngines
 from plimsoll.simulate.settings import (
     REPLAYED_ALL_THE_SAME,
     CacheGroup,
@@ -227,8 +229,7 @@ class Inputs(NamedTuple):
     fitted: str | None  # The fit's sentence about its error; None without a fit
     notes: tuple[str, ...]
     is_poor: bool = False  # That error makes the times a rough guide all the same
-    engines: int = 1  # Data-parallel engines of the command: each has a scheduler and a cache of its own
-    is_lockstep: bool = False  # The engines wait for each other in every step, as those of a mixture of experts do
+    engines: RoutedEngines = ONE_ENGINE
     band: tuple[float, float] = (1.0, 1.0)  # Lowest and highest factor on a step's time, where nothing was fitted
 
 
@@ -252,29 +253,28 @@ def read_inputs(options: ReplayOptions) -> Inputs:
     if plan is None and options.num_blocks is None:
         notes = (*notes, NO_SERVER)
     said = plan.get("settings") if plan is not None else None
-    engines = data_parallel_engines(said) if isinstance(said, dict) else 1
-    is_lockstep = engines > 1 and planned is not None and planned.shape.moe is not None
-    replayed = options.replicas or engines if isinstance(options, FleetOptions) else 1
-    if is_lockstep and replayed != engines:
-        notes = (*notes, lockstep_note(engines))
+    routed, more = routed_engines(options, said if isinstance(said, dict) else {}, None if planned is None else planned.shape)
     return Inputs(
-        trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *times.notes), times.is_poor, engines,
-        is_lockstep, (times.band[0] * wider[0], times.band[1] * wider[1]),
+        trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *more, *times.notes), times.is_poor, routed,
+        (times.band[0] * wider[0], times.band[1] * wider[1]),
     )  # fmt: skip
 
 
-def lockstep_note(engines: int) -> str:
-    """Says what a replay of another number of engines than the command's leaves out."""
-    return (
-        f"the {engines} data-parallel engines of a mixture of experts wait for each other in every step; here no engine waits, "
-        "and steps are shorter than they will be"
-    )
-
-
-def data_parallel_engines(said: Mapping[str, object]) -> int:
-    """The number of engines in a plan's settings, each with a scheduler and a cache of its own."""
-    found = said.get("data_parallel_size")
-    return found if isinstance(found, int) and 1 <= found <= 1000 else 1
+def routed_engines(
+    options: TrafficOptions, said: Mapping[str, object], shape: ModelShape | None
+) -> tuple[RoutedEngines, tuple[str, ...]]:
+    """The engines of --replicas, or the data-parallel ones of a plan's settings, and notes on what they leave out."""
+    of_command = said.get("data_parallel_size")
+    of_command = of_command if isinstance(of_command, int) and 1 <= of_command <= 1000 else 1
+    routed = RoutedEngines(of_command)
+    if isinstance(options, RoutedOptions):
+        routed = RoutedEngines(options.replicas or of_command, options.router)
+    if of_command == 1 or shape is None or shape.moe is None:
+        return routed, ()
+    if routed.number % of_command == 0:
+        return routed._replace(together=of_command), ()
+    left_out = "wait for each other in every step; here no engine waits, and steps are shorter than they will be"
+    return routed, (f"the {of_command} data-parallel engines of a mixture of experts {left_out}",)
 
 
 def check_options(options: TrafficOptions) -> None:

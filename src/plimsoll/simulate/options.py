@@ -122,14 +122,20 @@ class ReplayOptions(StepOptions, TrafficOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetOptions(ReplayOptions):
-    """Several engines, and traffic that a guard recorded."""
+class RoutedOptions(Words):
+    """Several engines behind a router."""
 
     replicas: int | None = option(
         "N", "so many engines behind a router (1, or the command's data-parallel engines)",
         read=partial(whole, least=1, most=1000), heading="Several engines",
     )  # fmt: skip
     router: str = option("R", "round-robin, least-load (the default), prefix or gateway", choices=ROUTERS, default="least-load")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions(RoutedOptions, ReplayOptions):
+    """Several engines, and traffic that a guard recorded."""
+
     from_guard: str | None = option("URL", "what the engines of a guard recorded (docs/whatif.md) in place of a trace")
     last_hours: float = option("H", "of it the last H hours (24)", read=decimal, default=24.0)
     token_file: str | None = option("FILE", "guard's token; default: as for guardctl")

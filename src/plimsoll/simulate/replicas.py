@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from plimsoll.simulate import layout as at
 from plimsoll.simulate.open_run import FIRST_ROWS, OpenRun
 from plimsoll.simulate.options import ROUTERS
 from plimsoll.simulate.replay import (
+    FOREVER,
     NEVER,
     PATIENCE_STEPS,
     OnProgress,
@@ -41,6 +42,17 @@ ROUND_ROBIN, LEAST_LOAD, PREFIX, GATEWAY = ROUTERS
 QUEUE_WEIGHT, CACHE_WEIGHT, PREFIX_WEIGHT = 2.0, 2.0, 3.0
 REMEMBERED_BLOCKS = 31_250
 PROGRESS_EVERY = 500
+
+
+class RoutedEngines(NamedTuple):
+    """How many engines share the traffic, and how: each has a scheduler and a cache of its own."""
+
+    number: int = 1
+    router: str = LEAST_LOAD
+    together: int = 1  # So many wait for each other in every step, as data-parallel ones of a mixture of experts do
+
+
+ONE_ENGINE = RoutedEngines()
 
 
 class RoutedEngine:
@@ -92,6 +104,39 @@ def chains_of(ids: Integers) -> Iterator[int]:
     return islice(accumulate(ids.tolist(), lambda chain, one: hash((chain, one)), initial=0), 1, None)
 
 
+class Lockstep:
+    """Engines that wait for each other: every step lasts as long as the slowest engine's.
+
+    The next step is decided when the last one is over, with async scheduling too.
+    """
+
+    def __init__(self, engines: Sequence[RoutedEngine], patience: int) -> None:
+        self._engines, self._patience = engines, patience
+        self._now = self._in_flight = self._rounds = 0  # the end of the step under way, or the last thing that happened
+
+    def go_on(self, to_ns: int) -> None:
+        """Runs every step that begins before then."""
+        while self._now < to_ns:
+            for engine in self._engines:
+                engine.go_on(self._now)
+            before, self._in_flight = self._in_flight, sum(engine.in_flight for engine in self._engines)
+            self._rounds = self._rounds + 1 if self._in_flight == before else 0
+            runs = [engine.run for engine in self._engines]
+            under_way = [(run, end) for run in runs if (end := run.next_end_ns) is not None]
+            if not under_way:
+                return
+            if self._rounds > self._patience:
+                raise never_finished(sum(run.running for run in runs), sum(run.waiting for run in runs))
+            self._now = max(end for _, end in under_way)
+            for run, end in under_way:
+                run.delay(self._now - end)
+
+    def begin_ns(self, arrival_ns: int) -> int:
+        """When a request that arrives now is looked at: after the step under way."""
+        self._now = max(self._now, arrival_ns)
+        return self._now
+
+
 def route(
     trace: Trace,
     settings: EngineLimits,
@@ -106,12 +151,26 @@ def route(
     if replicas == 1 or router == ROUND_ROBIN:
         return np.arange(trace.size, dtype=np.int64) % replicas
     engines = [RoutedEngine(settings, step_time, trace.prefix_block) for _ in range(replicas)]
+    return _routed(trace, engines, (speed_up(trace, speedup) + step_time.front_ns).tolist(), router, (), on_progress)
+
+
+def _routed(
+    trace: Trace,
+    engines: Sequence[RoutedEngine],
+    arrivals: Sequence[int],
+    router: str,
+    servers: Sequence[Lockstep],
+    on_progress: OnProgress | None,
+) -> Integers:
+    """Runs the engines to each arrival, and gives the request to the router's choice; `servers` hold engines in lockstep."""
     chosen = np.zeros(trace.size, dtype=np.int64)
-    for request, arrival in enumerate((speed_up(trace, speedup) + step_time.front_ns).tolist()):
-        for engine in engines:
-            engine.go_on(arrival)
-        chosen[request] = _choice(engines, router, trace, request)
-        engines[int(chosen[request])].take(trace, request, arrival)
+    for request, arrival in enumerate(arrivals):
+        for part in servers or engines:
+            part.go_on(arrival)
+        place = _choice(engines, router, trace, request)
+        begin = servers[place * len(servers) // len(engines)].begin_ns(arrival) if servers else arrival
+        engines[place].take(trace, request, begin)
+        chosen[request] = place
         if on_progress is not None and request % PROGRESS_EVERY == 0:
             on_progress(request, trace.size)
     return chosen
@@ -133,46 +192,24 @@ def replay_in_lockstep(
     trace: Trace,
     settings: EngineLimits,
     step_time: StepTime,
-    replicas: int,
-    router: str = LEAST_LOAD,
+    routed: RoutedEngines,
     *,
     speedup: float = 1.0,
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] | None = None,
 ) -> tuple[Integers, list[Replay]]:
-    """The engine of each request, and each engine's replay, where every step lasts as long as the slowest engine's.
-
-    The next step is decided when the last one is over, with async scheduling too.
-    """
+    """The engine of each request, and each engine's replay, where each `routed.together` engines wait for each other."""
+    replicas, router, together = routed
     engines = [
         RoutedEngine(settings.turned(async_scheduling=False), step_time, trace.prefix_block, max(1, trace.size))
         for _ in range(replicas)
     ]
-    chosen, begin = np.zeros(trace.size, dtype=np.int64), clock() if clock else 0.0
-    arrivals, now, request = speed_up(trace, speedup) + step_time.front_ns, 0, 0
-    in_flight, rounds, patience = 0, 0, PATIENCE_STEPS + 10 * settings.max_model_len
-    while True:
-        while request < trace.size and arrivals[request] <= now:  # came while the last step ran
-            chosen[request] = _choice(engines, router, trace, request)
-            engines[chosen[request]].take(trace, request, now)
-            request += 1
-            if on_progress is not None and request % PROGRESS_EVERY == 0:
-                on_progress(request, trace.size)
-        for engine in engines:
-            engine.go_on(now)
-        before, in_flight = in_flight, sum(engine.in_flight for engine in engines)
-        rounds = rounds + 1 if in_flight == before else 0
-        if rounds > patience:
-            raise never_finished(sum(engine.run.running for engine in engines), sum(engine.run.waiting for engine in engines))
-        under_way = [(engine.run, end) for engine in engines if (end := engine.run.next_end_ns) is not None]
-        if under_way:
-            now = max(end for _, end in under_way)
-            for run, end in under_way:
-                run.delay(now - end)
-        elif request < trace.size:
-            now = int(arrivals[request])
-        else:
-            break
+    patience, begin = PATIENCE_STEPS + 10 * settings.max_model_len, clock() if clock else 0.0
+    servers = [Lockstep(engines[first : first + together], patience) for first in range(0, replicas, together)]
+    arrivals = speed_up(trace, speedup) + step_time.front_ns
+    chosen = _routed(trace, engines, arrivals.tolist(), router, servers, on_progress)
+    for server in servers:
+        server.go_on(FOREVER)
     if left := sum(engine.run.waiting for engine in engines):
         raise never_scheduled(left, settings)
     rows = [np.flatnonzero(chosen == engine) for engine in range(replicas)]
@@ -181,6 +218,26 @@ def replay_in_lockstep(
         told(pick(trace, mine), settings, step_time, *engine.run.ended(), came[mine], took / replicas)
         for mine, engine in zip(rows, engines, strict=True)
     ]
+
+
+def replay_routed(
+    trace: Trace,
+    settings: EngineLimits,
+    step_time: StepTime,
+    engines: RoutedEngines,
+    *,
+    speedup: float = 1.0,
+    on_progress: OnProgress | None = None,
+    clock: Callable[[], float] | None = None,
+) -> tuple[Replay, list[Replay]]:
+    """All engines as one run, and each by itself."""
+    server = (trace, settings, step_time)
+    if engines.together > 1:
+        engine_of, runs = replay_in_lockstep(*server, engines, speedup=speedup, on_progress=on_progress, clock=clock)
+    else:
+        engine_of = route(*server, engines.number, engines.router, speedup=speedup, on_progress=on_progress)
+        runs = replay_each(*server, engine_of, engines.number, speedup=speedup, clock=clock)
+    return merge_replays(trace, runs, engine_of), runs
 
 
 def replay_each(

@@ -10,6 +10,7 @@ import numpy as np
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.simulate.features import Features, with_features
+from plimsoll.simulate.replicas import ONE_ENGINE, RoutedEngines
 from plimsoll.simulate.settings import StepTime
 from plimsoll.simulate.silicon import SHEET_BAND, StepClock, planned_clock
 from plimsoll.simulate.summary import percentile
@@ -175,6 +176,7 @@ class Server(NamedTuple):
     most_running: int | None = None  # Requests at once in the run that the fit saw
     is_poor: bool = False  # The fit is so far off that the answer is a rough guide all the same
     acceptance: float | None = None  # Share of drafted tokens that are accepted; None: nobody said it
+    engines: RoutedEngines = ONE_ENGINE
 
     def features_of(self, option: Option) -> Features:
         """A candidate's limits."""
@@ -190,7 +192,7 @@ class Server(NamedTuple):
         """One candidate as a piece of work."""
         settings = self.features_of(option).settings
         times = self.step_time or self.clock_of(option).step_time
-        return Job(settings, times.reaching(settings.max_num_batched_tokens))
+        return Job(settings, times.reaching(settings.max_num_batched_tokens), self.engines)
 
 
 class Tuning(NamedTuple):

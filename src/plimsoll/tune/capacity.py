@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
-from plimsoll.simulate.replicas import LEAST_LOAD, merge_replays, replay_each, route
 from plimsoll.tune.goodput import Job, Score, Traffic, score
 
 MOST_SERVERS = 256
@@ -69,8 +68,10 @@ class Capacity:
         return self.highest.speedup > other.highest.speedup * (1 + CLOSE)
 
 
-def find_capacity(traffic: Traffic, job: Job, keep: float, most_servers: int = MOST_SERVERS) -> Capacity:
-    """The fewest servers of this setting that keep the promise, and the highest rate that they keep it for."""
+def find_capacity(
+    traffic: Traffic, job: Job, keep: float, most_servers: int = MOST_SERVERS, *, servers: int | None = None
+) -> Capacity:
+    """The fewest servers of this setting that keep the promise, or so many, and the highest rate that they keep it for."""
     trials: dict[tuple[int, float], FleetTrial] = {}
 
     def keeps(servers: int, speedup: float = 1.0) -> bool:
@@ -82,13 +83,13 @@ def find_capacity(traffic: Traffic, job: Job, keep: float, most_servers: int = M
         ordered = tuple(trials[key] for key in sorted(trials))
         return Capacity(keep, servers, trials.get((servers or 0, highest)), is_bounded, ordered)
 
-    enough = 1
+    enough = servers or 1
     while not keeps(enough):
         # If twice as many servers keep no more promises, the server itself is too slow.
-        if enough >= most_servers or (enough >= 4 and trials[enough, 1.0].met <= trials[enough // 2, 1.0].met):
+        if servers or enough >= most_servers or (enough >= 4 and trials[enough, 1.0].met <= trials[enough // 2, 1.0].met):
             return answer(None, 1.0, is_bounded=False)
         enough = min(most_servers, 2 * enough)
-    few = enough // 2  # does not keep it, or is 0
+    few = enough // 2 if servers is None else enough - 1  # does not keep it, or is 0, or is not asked for
     while enough - few > 1:
         middle = (few + enough) // 2
         few, enough = (few, middle) if keeps(middle) else (middle, enough)
@@ -130,14 +131,11 @@ class Prices:
 
 def replay_fleet(traffic: Traffic, job: Job, servers: int, speedup: float = 1.0) -> FleetTrial:
     """Replays `servers` servers with the traffic `speedup` times as fast; no request is served where the setting cannot run."""
-    trace, faster = traffic.trace, traffic.speedup * speedup
-    span_s = float(trace.arrival_ns[-1]) / 1e9 / faster if trace.size else 0.0
+    trace, span_s = traffic.trace, traffic.span_s / speedup
     rate = trace.size / span_s if span_s > 0 else 0.0
     try:
-        engine_of = route(trace, job.settings, job.step_time, servers, LEAST_LOAD, speedup=faster)
-        runs = replay_each(trace, job.settings, job.step_time, engine_of, servers, speedup=faster)
+        found: Score = score(job.replay(traffic, servers, speedup), traffic.slo)
     except BadInput:
         return FleetTrial(servers, speedup, trace.size, 0, rate)
-    found: Score = score(merge_replays(trace, runs, engine_of), traffic.slo)
     served = found.requests - found.rejected
     return FleetTrial(servers, speedup, served, found.met, rate, found.rejected, found.ttft_p99 or 0.0, found.refused)

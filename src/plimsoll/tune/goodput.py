@@ -10,6 +10,7 @@ import numpy as np
 
 from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import NEVER, Replay, replay
+from plimsoll.simulate.replicas import ONE_ENGINE, RoutedEngines, replay_routed
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.summary import latencies_of, percentile
 from plimsoll.simulate.trace import Trace
@@ -135,6 +136,14 @@ class Job(NamedTuple):
 
     settings: EngineLimits
     step_time: StepTime
+    engines: RoutedEngines = ONE_ENGINE
+
+    def replay(self, traffic: Traffic, servers: int = 1, speedup: float = 1.0) -> Replay:
+        """The run of so many such servers with the traffic `speedup` times as fast."""
+        faster, engines = traffic.speedup * speedup, self.engines._replace(number=self.engines.number * servers)
+        if engines.number == 1:
+            return replay(traffic.trace, self.settings, self.step_time, faster)
+        return replay_routed(traffic.trace, self.settings, self.step_time, engines, speedup=faster)[0]
 
 
 class Failed(NamedTuple):
@@ -151,6 +160,6 @@ RunAll = Callable[[Traffic, Sequence[Job]], Iterator[tuple[int, Result]]]
 def do(traffic: Traffic, job: Job) -> Result:
     """Replays and scores a job; the same job gives the same result to the digit on any machine."""
     try:
-        return score(replay(traffic.trace, job.settings, job.step_time, traffic.speedup), traffic.slo)
+        return score(job.replay(traffic), traffic.slo)
     except BadInput as error:
         return Failed(str(error))

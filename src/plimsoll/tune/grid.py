@@ -11,6 +11,7 @@ from typing import NamedTuple
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import decimal
 from plimsoll.plan.ledger import Ledger
+from plimsoll.simulate.replicas import ONE_ENGINE, RoutedEngines
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.summary import same_memory
@@ -81,7 +82,9 @@ def _values(name: str, text: str) -> tuple[Value, ...]:
     raise BadInput(f"{name!r} cannot be varied; there is: {', '.join(KEYS)}")
 
 
-def plain_points(axes: Axes, settings: EngineLimits, step_time: StepTime, speedup: float) -> list[Point]:
+def plain_points(
+    axes: Axes, settings: EngineLimits, step_time: StepTime, speedup: float, engines: RoutedEngines = ONE_ENGINE
+) -> list[Point]:
     """The points without a plan: with another block size the cache keeps its tokens, unless the blocks are varied too."""
     if "gpu_memory_utilization" in axes:
         raise BadInput("gpu_memory_utilization needs a card and a command: --gpu H100 -- vllm serve MODEL ...")
@@ -95,7 +98,7 @@ def plain_points(axes: Axes, settings: EngineLimits, step_time: StepTime, speedu
                 points.append(Point(values, speed, None, problem="the cache is smaller than one block"))
                 continue
             base = cut
-        points.append(_checked(values, speed, base._replace(**changes), step_time, None))  # type: ignore[arg-type]
+        points.append(_checked(values, speed, base._replace(**changes), step_time, None, engines))  # type: ignore[arg-type]
     return points
 
 
@@ -124,14 +127,15 @@ def _planned(values: Mapping[str, Value], server: Server, speedup: float, said: 
         return Point(values, speed, None, option, f"no block of cache is left{option.because}")
     rest = {name: value for name, value in values.items() if name not in (*PLANNED, "speedup")}
     times = said or server.job_of(option).step_time
-    return _checked(values, speed, settings._replace(**rest), times, option)  # type: ignore[arg-type]
+    return _checked(values, speed, settings._replace(**rest), times, option, server.engines)  # type: ignore[arg-type]
 
 
 def _checked(
-    values: Mapping[str, Value], speedup: float, settings: EngineLimits, step_time: StepTime, option: Option | None
-) -> Point:
+    values: Mapping[str, Value], speedup: float, settings: EngineLimits, step_time: StepTime, option: Option | None,
+    engines: RoutedEngines,
+) -> Point:  # fmt: skip
     try:
         check_start(settings)
     except BadInput as error:
         return Point(values, speedup, None, option, str(error))
-    return Point(values, speedup, Job(settings, step_time.reaching(settings.max_num_batched_tokens)), option)
+    return Point(values, speedup, Job(settings, step_time.reaching(settings.max_num_batched_tokens), engines), option)

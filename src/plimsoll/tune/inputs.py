@@ -18,10 +18,9 @@ from plimsoll.simulate.inputs import (
     NO_ENCODER,
     WITHOUT_NUMBA,
     check_options,
-    data_parallel_engines,
-    lockstep_note,
     read_times,
     read_traffic,
+    routed_engines,
     settings_of_plan,
 )
 from plimsoll.simulate.options import TrafficOptions
@@ -96,9 +95,10 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None) 
     found = with_features(settings, planned.ledger, planned.shape, options.acceptance_rate)
     notes = (*notes, *found.notes)
     times = read_times(options, plan, found.settings, planned)
-    if (engines := data_parallel_engines(plan["settings"])) > 1:
-        notes = (*notes, f"one of the {engines} data-parallel engines is replayed, with all of the traffic")
-        notes = (*notes, lockstep_note(engines)) if ready.model.shape.moe is not None else notes
+    engines, more = routed_engines(options, plan["settings"], ready.model.shape)
+    notes = (*notes, *more)
+    if engines.number > 1:
+        notes = (*notes, f"{engines.number} engines with these flags share the traffic, {engines.router}")
     encoder = (NO_ENCODER,) if ready.model.shape.towers and not any(traffic.trace.images) else ()
     notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes, *encoder)
     step_time = times.step_time if times.fitted is not None else None
@@ -111,6 +111,7 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None) 
         times.most_running,
         times.is_poor,
         options.acceptance_rate,
+        engines,
     )
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)

@@ -71,7 +71,7 @@ def ceiling(asked: Demand, job: Job) -> float:
     # A step reads the context of those in it: that part is the same for any order of work.
     context = asked.token_steps * times.ctx_ps / 1e3
     decoding = (asked.output_tokens - asked.requests) * a_decoded
-    busy_ns = max(asked.tokens * a_token, decoding, steps * float(table[1:].min())) + context
+    busy_ns = (max(asked.tokens * a_token, decoding, steps * float(table[1:].min())) + context) / job.engines.number
     seconds = max(asked.span_s, busy_ns / 1e9)
     return asked.requests / seconds if seconds > 0 else float("inf")
 
