@@ -166,10 +166,10 @@ class HAProxy:
         rows = await self._statistics()
         if rows is None:
             return None
-        states = [(row.get("status") or "").split()[:1] if row.get("check_status") else [] for row in rows]
-        # A drained server whose check fails is DOWN, too: DRAIN says that the check passes.
-        passes = ["UP"] in states or ["DRAIN"] in states
-        is_down = True if all(state == ["DOWN"] for state in states) else False if passes else None
+        # A drained server whose check fails is DOWN, too: DRAIN says that the check passes. `UP 1/2` and `DOWN 1/2` say that
+        # the last checks went the other way: neither up nor down.
+        states = {row.get("status") if row.get("check_status") else None for row in rows}
+        is_down = True if states == {"DOWN"} else False if states & {"UP", "DRAIN"} else None
         is_maintained = any((row.get("status") or "").startswith("MAINT") for row in rows)
         bytes_out, begun, busy = (_sum(row.get(name) or "" for row in rows) for name in ("bout", "stot", "scur"))
         return ServerHealth(is_down, bytes_out, is_maintained, busy or 0, None if begun is None else begun - (busy or 0))
