@@ -28,7 +28,7 @@ from plimsoll.plan.options import ServerOptions
 from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.fit import error_of
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.replicas import RoutedEngines, replay_routed
+from plimsoll.simulate.replicas import RoutedEngines, merge_replays, replay_routed
 from plimsoll.simulate.settings import EngineLimits, planned_settings
 from plimsoll.simulate.silicon import RELATIVE_BAND, StepClock, planned_clock
 from plimsoll.simulate.trace import MeasuredRun
@@ -136,7 +136,8 @@ def outcome(case: Case) -> Outcome:
         times = times._replace(front_ns=0)
     trace, engines = case.run.trace, case.command.settings.data_parallel
     if engines > 1:
-        found, _ = replay_routed(trace, case.limits, times, RoutedEngines(engines, together=engines))
+        engine_of, runs = replay_routed(trace, case.limits, times, RoutedEngines(engines, together=engines))
+        found = merge_replays(trace, runs, engine_of)
     else:
         found = replay(trace, case.limits, times)
     error = error_of(case.run, found)

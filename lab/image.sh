@@ -46,8 +46,9 @@ EXTRAS="${EXTRAS:+[$EXTRAS]}"
 if [ "$BASE" = debian ]; then
   work="$(mktemp -d)"
   trap 'rm -rf "$work"' EXIT
-  mmdebstrap --quiet --variant=essential --include=python3,ca-certificates --dpkgopt='path-exclude=/usr/share/doc/*' \
-    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$work/base.tar"
+  # numpy and numba need the library of C++, which Debian's Python does without.
+  mmdebstrap --quiet --variant=essential --include="python3,ca-certificates${EXTRAS:+,libstdc++6}" \
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$work/base.tar"
   base="$(buildah from scratch)"
   buildah add --quiet "$base" "$work/base.tar" / >/dev/null
   buildah commit --quiet --rm "$base" localhost/plimsoll-base >/dev/null

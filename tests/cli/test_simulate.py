@@ -319,7 +319,7 @@ def test_what_cannot_be_written_is_the_worlds_fault(name: str, tmp_path: Path, m
 
 WRITTEN = {
     "simulate": ("--steps", "--requests", "--html", "--save-times"),
-    "tune": ("--html", "--commands", "--save-times"),
+    "tune": ("--commands", "--save-times"),
     "sweep": ("--csv", "--save-times"),
 }
 

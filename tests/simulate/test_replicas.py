@@ -8,17 +8,18 @@ import pytest
 from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.options import ROUTERS
-from plimsoll.simulate.replay import Replay, replay
+from plimsoll.simulate.replay import FOREVER, Replay, replay
 from plimsoll.simulate.replicas import (
     GATEWAY,
     LEAST_LOAD,
     PREFIX,
     ROUND_ROBIN,
+    Lockstep,
     RoutedEngine,
     RoutedEngines,
     merge_replays,
     replay_each,
-    replay_in_lockstep,
+    replay_routed,
     route,
 )
 from plimsoll.simulate.settings import CacheGroup, EngineLimits, StepTime
@@ -118,13 +119,18 @@ def test_a_request_that_is_too_long_stands_in_nobodys_way() -> None:
 def test_engines_in_lockstep_wait_for_the_slowest() -> None:
     """One alone is the plain replay; with a second one that has long prompts to read, every step of the first takes as long."""
     trace = traffic()
-    (_, (alone,)), plain = replay_in_lockstep(trace, LIMITS, TIMES, RoutedEngines(1)), replay(trace, LIMITS, TIMES)
-    assert alone.totals == plain.totals
-    for found, wanted in zip(stamps(alone), stamps(plain), strict=True):
-        assert found.tolist() == wanted.tolist()
+    engine, plain = RoutedEngine(LIMITS, TIMES, trace.prefix_block, trace.size), replay(trace, LIMITS, TIMES)
+    alone = Lockstep([engine], 10_000)
+    for request, arrival in enumerate(trace.arrival_ns.tolist()):
+        alone.go_on(arrival)
+        engine.take(trace, request, alone.begin_ns(arrival))
+    alone.go_on(FOREVER)
+    state, _ = engine.run.ended()
+    for column, wanted in ((at.FIRST_SCHED, plain.first_sched_ns), (at.FINISH, plain.finish_ns)):
+        assert state.stamps[:, column].tolist() == wanted.tolist()
     times = StepTime(10**6, 10**4, 0, 0)
     both = make_trace("two", [0, 0, 10**6], [10, 400, 5], [5, 1, 1])
-    engine_of, runs = replay_in_lockstep(both, LIMITS, times, RoutedEngines(2, ROUND_ROBIN, 2))
+    engine_of, runs = replay_routed(both, LIMITS, times, RoutedEngines(2, ROUND_ROBIN, 2))
     assert engine_of.tolist() == [0, 1, 0]
     whole = merge_replays(both, runs, engine_of)
     long, decoding = 10**6 + 400 * 10**4, 10**6 + 10**4
@@ -136,11 +142,11 @@ def test_engines_in_lockstep_wait_for_the_slowest() -> None:
 def test_each_server_in_lockstep_is_exactly_its_own_part_of_the_trace() -> None:
     """Engines wait for those of their own server alone: two servers of two are two separate replays of the split trace."""
     trace = traffic(rate=60)
-    engine_of, runs = replay_in_lockstep(trace, LIMITS, TIMES, RoutedEngines(4, LEAST_LOAD, 2))
+    engine_of, runs = replay_routed(trace, LIMITS, TIMES, RoutedEngines(4, LEAST_LOAD, 2))
     for server in (0, 1):
         mine = np.flatnonzero(engine_of // 2 == server)
         assert 20 < len(mine) < 100
-        choices, alone = replay_in_lockstep(pick(trace, mine), LIMITS, TIMES, RoutedEngines(2, LEAST_LOAD, 2))
+        choices, alone = replay_routed(pick(trace, mine), LIMITS, TIMES, RoutedEngines(2, LEAST_LOAD, 2))
         assert choices.tolist() == (engine_of[mine] % 2).tolist()
         for found, wanted in zip(runs[2 * server : 2 * server + 2], alone, strict=True):
             assert found.totals == wanted.totals
@@ -153,10 +159,10 @@ def test_engines_in_lockstep_that_never_end_say_so(monkeypatch: pytest.MonkeyPat
     groups = (CacheGroup("full", 16), CacheGroup("sliding", 16, 100_000))
     stuck = EngineLimits(num_blocks=100, groups=groups)
     with pytest.raises(BadInput, match="2 requests wait and none can ever be scheduled"):
-        replay_in_lockstep(make_trace("t", [0, 0], [700, 1000], [400, 50]), stuck, TIMES, RoutedEngines(2, together=2))
+        replay_routed(make_trace("t", [0, 0], [700, 1000], [400, 50]), stuck, TIMES, RoutedEngines(2, together=2))
     endless = EngineLimits(
         num_blocks=4, block_size=4, max_num_seqs=2, max_model_len=40, prefix_caching=False, long_prefill_token_threshold=1,
         reserve_full_isl=False, policy="priority",
     )  # fmt: skip
     with pytest.raises(BadInput, match="keep preempting each other"):
-        replay_in_lockstep(make_trace("t", [0] * 4, [7] * 4, [2, 2, 4, 4]), endless, TIMES, RoutedEngines(2, ROUND_ROBIN, 2))
+        replay_routed(make_trace("t", [0] * 4, [7] * 4, [2, 2, 4, 4]), endless, TIMES, RoutedEngines(2, ROUND_ROBIN, 2))

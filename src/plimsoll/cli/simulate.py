@@ -72,8 +72,10 @@ def check_words(options: TrafficOptions, command: str, written: Sequence[str]) -
         raise BadInput(f"put `--` before the command: plimsoll {command} TRACE --gpu H100 -- vllm serve MODEL ...")
     try:
         import numpy  # noqa: F401 - only whether it is there
-    except ImportError:
+    except ModuleNotFoundError:
         raise BadInput(f"{command} needs numpy and numba: pip install 'plimsoll-line[simulate]'") from None
+    except ImportError as error:  # it is there, and a library of the system is not
+        raise WorldFailed(f"numpy cannot be imported: {error.__cause__ or error}") from None
     read = [*options.rest, *(getattr(options, name, None) for name in ("fit", "fit_series", "plan", "times"))]
     taken = {os.path.realpath(word): word for word in read if word is not None and "\0" not in word}
     for field in written:
@@ -154,14 +156,15 @@ def _simulate(options: SimulateOptions) -> int:
 
 def replay_engines(given: Inputs, factor: float = 1.0) -> tuple[Replay, list[Replay]]:
     """Several engines behind a router: all of them as one run, and each by itself; steps take `factor` times as long."""
-    from plimsoll.simulate.replicas import replay_routed
+    from plimsoll.simulate.replicas import merge_replays, replay_routed
 
     step_time = given.step_time.scaled(factor) if factor != 1.0 else given.step_time
     with bar("replaying", "requests") as progress:
-        return replay_routed(
+        engine_of, runs = replay_routed(
             given.trace, given.settings, step_time, given.engines,
             speedup=given.speedup, on_progress=progress, clock=time.perf_counter,
         )  # fmt: skip
+    return merge_replays(given.trace, runs, engine_of), runs
 
 
 def _replay(options: SimulateOptions, given: Inputs) -> tuple[Replay, Series | None]:

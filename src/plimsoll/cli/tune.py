@@ -80,11 +80,10 @@ class TuneOptions(RoutedOptions, TrafficOptions):
     on: str | None = option("ray", "runs on a Ray cluster (ray://HOST:PORT, or one of this machine); default: all cores here")
     json: bool = switch("one object, schema plimsoll.tune/1: feeds `simulate --plan` and `assets --plan`")
     commands: str | None = option("FILE", "what was chosen, second and yours: for `plan --compare FILE`", read=file_named)
-    html: str | None = option("FILE", "a page with the curves", read=file_named)
 
 
 def run(options: TuneOptions) -> int:
-    check_words(options, "tune", written=("html", "commands", "save_times"))
+    check_words(options, "tune", written=("commands", "save_times"))
     from plimsoll.render import tune as report
     from plimsoll.simulate.compiled import telling
 
@@ -99,10 +98,6 @@ def run(options: TuneOptions) -> int:
         shown = tune_one(options)
     if options.commands is not None:
         write_file(options.commands, "".join(f"{line}\n" for line in report.commands(shown)))
-    if options.html is not None:
-        from plimsoll.render.html import tune_page
-
-        write_file(options.html, tune_page(shown))
     show(report.as_json(shown) if options.json else report.as_text(shown))
     found = shown.tuning.found
     return 0 if found is not None and found.best.score.met else 1
@@ -132,7 +127,7 @@ def _compare(options: TuneOptions, shapes: dict[str, list[str]]) -> int:
 
     if options.keep is None:
         raise BadInput("several cards or shapes are compared by what they keep: add --slo ttft=2s,tpot=50ms --keep 99")
-    if (name := first_given(options, "html", "commands", "fit", "times")) is not None:
+    if (name := first_given(options, "commands", "fit", "times")) is not None:
         raise BadInput(f"{name} goes with one card and one shape")
     if options.verbatim is None and options.model is None:
         raise BadInput(NO_MODEL)

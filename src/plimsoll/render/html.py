@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +15,6 @@ from plimsoll.plan.workload import Cell, CellState, Matrix, WorkloadAnswer
 from plimsoll.redaction import one_line
 from plimsoll.render.flags import rewritten_line
 from plimsoll.render.plan import WASTE_NOTE, cell_text, gpus_of, legend_of, verdict, waste_cells, workload_sentences
-from plimsoll.render.simulate import first_of_all
-from plimsoll.render.tune import CURVES, TuneReport, sentences
-from plimsoll.tune.answer import curve
-from plimsoll.tune.goodput import Score
-from plimsoll.tune.search import Trial
-from plimsoll.tune.space import FLAGS, Candidate, value_text
-from plimsoll.tune.verdict import label
 from plimsoll.units import Estimate, format_count, format_gib
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -97,46 +88,3 @@ def _drawn_terms(ledger: Ledger) -> list[_DrawnTerm]:
 def _depth(cell: Cell) -> int:
     """The darkness of a cell."""
     return 4 if cell.use is None or cell.state is CellState.NO else min(4, int(cell.use * 5))
-
-
-_SHOWN = ("goodput", "met", "ttft_p99", "tpot_p99", "preemptions", "kv_peak")
-
-
-def tune_page(report: TuneReport) -> str:
-    """The answer, its reasons, the curves and all trials."""
-    title, *reasons = sentences(report)
-    found = report.tuning.found
-    chosen = found.best.option.candidate if found is not None else None
-    lines = [(name, curve(report.tuning, name)) for name in CURVES] if found is not None else []
-    rows = [
-        ([*map(value_text, trial.option.candidate), *_score_figures(trial.score)],
-         "chosen" if trial.option.candidate == chosen else "")
-        for trial in (found.tried if found is not None else ())
-    ]  # fmt: skip
-    return render(
-        "tune", title, has_charts=True, urgent=first_of_all(report.notes), reasons=reasons,
-        eyebrow=f"plimsoll tune: {report.own.model}, {label(report.tuning)}",
-        command=shlex.join(map(one_line, report.chosen.checked.rewritten)) if report.chosen is not None else "",
-        curves=[_curve(name, line, chosen) for name, line in lines if len(line) > 1],
-        head=[*Candidate._fields, *_SHOWN, ""], rows=rows, more=report.notes,
-    )  # fmt: skip
-
-
-def _curve(name: str, line: Sequence[Trial], chosen: Candidate | None) -> dict[str, object]:
-    """Goodput over the flag's values, at equal distances."""
-    values = [trial.score.goodput for trial in line]
-    names = [str(getattr(trial.option.candidate, name)) for trial in line]
-    dots = [
-        (place + 0.5, trial.score.goodput, f"{trial.score.goodput:.4g}",
-         "pre" if trial.option.candidate == chosen else "use")
-        for place, trial in enumerate(line)
-    ]  # fmt: skip
-    return {
-        "flag": FLAGS[name],
-        "says": ", ".join(f"{said}: {value:.4g}" for said, value in zip(names, values, strict=True)) + ".",
-        "drawn": {"names": names, "step": 1, "unit": "", "marks": [{"colour": "use", "values": values}], "dots": dots},
-    }
-
-
-def _score_figures(score: Score) -> list[str]:
-    return ["" if (value := getattr(score, name)) is None else f"{value:.4g}" for name in _SHOWN]

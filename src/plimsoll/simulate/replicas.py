@@ -5,7 +5,7 @@ A router decides at the moment of arrival from what it can know then. So all eng
 part of the trace, exactly as if it were alone. The same trace, engines and router always give the same choices.
 
 Data-parallel engines of a mixture of experts are not alone: in every step they exchange tokens, so that all of them wait for
-the slowest, and one without work runs along (`replay_in_lockstep`).
+the slowest, and one without work runs along (`Lockstep`).
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _choice(engines: Sequence[RoutedEngine], router: str, trace: Trace, request:
     return int(np.argmax([engine.score(ids, min(waiting), max(waiting)) for engine in engines]))
 
 
-def replay_in_lockstep(
+def replay_routed(
     trace: Trace,
     settings: EngineLimits,
     step_time: StepTime,
@@ -198,8 +198,11 @@ def replay_in_lockstep(
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] | None = None,
 ) -> tuple[Integers, list[Replay]]:
-    """The engine of each request, and each engine's replay, where each `routed.together` engines wait for each other."""
+    """The engine of each request, and each engine's replay."""
     replicas, router, together = routed
+    if together == 1:
+        chosen = route(trace, settings, step_time, replicas, router, speedup=speedup, on_progress=on_progress)
+        return chosen, replay_each(trace, settings, step_time, chosen, replicas, speedup=speedup, clock=clock)
     engines = [
         RoutedEngine(settings.turned(async_scheduling=False), step_time, trace.prefix_block, max(1, trace.size))
         for _ in range(replicas)
@@ -218,26 +221,6 @@ def replay_in_lockstep(
         told(pick(trace, mine), settings, step_time, *engine.run.ended(), came[mine], took / replicas)
         for mine, engine in zip(rows, engines, strict=True)
     ]
-
-
-def replay_routed(
-    trace: Trace,
-    settings: EngineLimits,
-    step_time: StepTime,
-    engines: RoutedEngines,
-    *,
-    speedup: float = 1.0,
-    on_progress: OnProgress | None = None,
-    clock: Callable[[], float] | None = None,
-) -> tuple[Replay, list[Replay]]:
-    """All engines as one run, and each by itself."""
-    server = (trace, settings, step_time)
-    if engines.together > 1:
-        engine_of, runs = replay_in_lockstep(*server, engines, speedup=speedup, on_progress=on_progress, clock=clock)
-    else:
-        engine_of = route(*server, engines.number, engines.router, speedup=speedup, on_progress=on_progress)
-        runs = replay_each(*server, engine_of, engines.number, speedup=speedup, clock=clock)
-    return merge_replays(trace, runs, engine_of), runs
 
 
 def replay_each(

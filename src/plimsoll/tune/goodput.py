@@ -10,7 +10,7 @@ import numpy as np
 
 from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import NEVER, Replay, replay
-from plimsoll.simulate.replicas import ONE_ENGINE, RoutedEngines, replay_routed
+from plimsoll.simulate.replicas import ONE_ENGINE, RoutedEngines, merge_replays, replay_routed
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.summary import latencies_of, percentile
 from plimsoll.simulate.trace import Trace
@@ -143,7 +143,8 @@ class Job(NamedTuple):
         faster, engines = traffic.speedup * speedup, self.engines._replace(number=self.engines.number * servers)
         if engines.number == 1:
             return replay(traffic.trace, self.settings, self.step_time, faster)
-        return replay_routed(traffic.trace, self.settings, self.step_time, engines, speedup=faster)[0]
+        engine_of, runs = replay_routed(traffic.trace, self.settings, self.step_time, engines, speedup=faster)
+        return merge_replays(traffic.trace, runs, engine_of)
 
 
 class Failed(NamedTuple):
