@@ -98,6 +98,28 @@ SOURCES: Mapping[str, tuple[str, bool]] = {
     ),
     "lfm2-header": ("a C++ header made from its config.json (public code search, file 2041635304)", False),
     "qwen2-audio": ("a copy of its config.json (public code search, file 62468705986), with Qwen2Config's defaults", False),
+    "llmfit": ("the sizes that the wheel llmfit 1.1.17 lists for it, which give its number of parameters", False),
+    "llmfit-class": (
+        (
+            "the sizes that the wheel llmfit 1.1.17 lists for it and the defaults of its config class in transformers 5.19.0, "
+            "which together give its number of parameters"
+        ),
+        False,
+    ),
+    "llmfit-rest": (
+        (
+            "taken from {like} with the sizes that the wheel llmfit 1.1.17 lists for it, which give its number of "
+            "parameters; its config.json was not read"
+        ),
+        False,
+    ),
+    "llmfit-like": (
+        (
+            "taken from {like}, which has the sizes and the number of parameters that the wheel llmfit 1.1.17 lists for it; "
+            "its config.json was not read"
+        ),
+        False,
+    ),
     "log": ("a public vLLM log that names the model and how it is quantised, with the usual group size", False),
 }
 # Copies that lack their quantization_config, so that they describe the unquantised model of another name.

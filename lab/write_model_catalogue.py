@@ -19,6 +19,7 @@ from plimsoll.models.shape import ModelShape
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT.parent / "shared" / "data" / "model-configs"
 DATA = ROOT / "src" / "plimsoll" / "models" / "data" / "models.json"
+FINETUNES = DATA.with_name("finetunes.json")  # written by lab/fetch_model_sizes.py
 PAGE = ROOT / "docs" / "models.md"
 FOUND = Path(__file__).parent / "model_configs.jsonl"  # facts of public config.json files, one model a line, with its source
 MARK = "<!-- The list below is printed by `python -m lab.write_model_catalogue`; change lab/model_table.py, not this. -->\n"

@@ -306,6 +306,7 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
     top, plain = parts[0], parts[-1]
     model_type = top.word("model_type") or ""
     family = plain.word("model_type") or model_type
+    family = FAMILY_TABLE["like_families"]["names"].get(family, family)
     text = replace(plain, defaults=DEFAULTS.get(family) or DEFAULTS.get(f"{family}_text") or {}, defaulted={})
     notes: list[str] = []
     if family not in KNOWN:

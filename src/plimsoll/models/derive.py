@@ -69,7 +69,7 @@ def _parsed(name: str) -> _Parsed:
     while match := re.fullmatch(rf"(.+)-({_EDITION})", rest):
         rest = match.group(1)
         editions.insert(0, match.group(2))
-    stem = re.sub("^(?:meta|huihui|c4ai)-", "", rest)
+    stem = re.sub("^(?:meta|huihui|c4ai)-|(?<=b-v[1-9])[._][1-9]", "", rest)  # -v2.3 and -v2.6 are one model's releases
     return _Parsed(stem, tuple(editions), row["says"] if row else None, row["config"] if row else None)
 
 

@@ -7,7 +7,8 @@ Only the hub needs the network. The first source that knows the model answers, a
 opened: a safetensors file is read up to the end of its header, and only the size of a pickle (.bin, .pt, .pth) is read.
 
 The bundled data/models.json is written by `python -m lab.write_model_catalogue`: one model a line, only the keys that
-ModelShape reads, each with its source. A model may be "like" another, with the keys in which it differs.
+ModelShape reads, each with its source. A model may be "like" another, with the keys in which it differs. finetunes.json
+beside it has the names of further models that are like one of them, by `python -m lab.fetch_model_sizes`.
 """
 
 from __future__ import annotations
@@ -354,7 +355,7 @@ def _cached(name: str, revision: str | None, environment: Mapping[str, str]) -> 
 
 def _derived(name: str) -> ModelFiles | None:
     """The model as an edition, a copy or a quantisation of a bundled one."""
-    derivation = derive(name, _quantized_names())
+    derivation = derive(name, _quantized_names()) or derive(name, dict.fromkeys(_finetunes(), False))
     model = bundled_model(derivation.base) if derivation else None
     if derivation is None or model is None:
         return None
@@ -401,27 +402,33 @@ def _catalogue() -> Mapping[str, Any]:
     return loaded
 
 
+@functools.cache
+def _finetunes() -> Mapping[str, dict[str, Any]]:
+    """Further models, each as an entry that is like another."""
+    listed: Mapping[str, list[str]] = json.loads(_CATALOGUE.with_name("finetunes.json").read_bytes())
+    return {name: {"source": "llmfit-like", "like": like} for like, names in listed.items() for name in names}
+
+
 def bundled_names() -> tuple[str, ...]:
+    """The ids of the models with an entry of their own."""
     return tuple(_catalogue()["models"])
 
 
 def bundled_model(name: str) -> BundledModel | None:
     """The bundled model of that id; case does not matter."""
-    models = _catalogue()["models"]
-    if name not in models:
-        found = [known for known in models if known.lower() == name.lower()]
-        if len(found) != 1:
-            return None
-        name = found[0]
-    source = _catalogue()["sources"][models[name]["source"]]
-    says = source["says"].replace("{like}", models[name].get("like", ""))
-    return BundledModel(name, _bundled_config(name), says, bool(source["config"]))
+    for entries in (_catalogue()["models"], _finetunes()):
+        found = [name] if name in entries else [known for known in entries if known.lower() == name.lower()]
+        if len(found) == 1:
+            entry = entries[found[0]]
+            source = _catalogue()["sources"][entry["source"]]
+            says = source["says"].replace("{like}", entry.get("like", ""))
+            return BundledModel(found[0], _bundled_config(entry), says, bool(source["config"]))
+    return None
 
 
-def _bundled_config(name: str) -> dict[str, object]:
+def _bundled_config(entry: Mapping[str, Any]) -> dict[str, object]:
     """The facts of one model, laid over those of the model it is like."""
-    entry = _catalogue()["models"][name]
-    base = _bundled_config(entry["like"]) if "like" in entry else {}
+    base = _bundled_config(_catalogue()["models"][entry["like"]]) if "like" in entry else {}
     return overlaid(base, unpack(entry.get("config", {})))
 
 
