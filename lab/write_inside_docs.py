@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plimsoll.vllm.extension_points import NEEDS, InsidePart, PartVerdict, stretches
+from plimsoll.vllm import versions
+from plimsoll.vllm.extension_points import BY_SIGNATURE, NEEDS, TESTED, InsidePart, PartVerdict, answers_in, verdicts
+from plimsoll.vllm.versions import Behaviour
 
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"
 BEGIN = "<!-- made by `python -m lab.write_inside_docs` from src/plimsoll/vllm/data/inside.json; do not edit -->"
 END = "<!-- end -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Releases next to each other with the same verdicts and the same evidence."""
+
+    first: str
+    last: str
+    verdicts: tuple[PartVerdict, ...]
+    evidence: str
+
+
+def stretches() -> list[Stretch]:
+    """Returns the stretches from the oldest supported release to the newest."""
+    made: list[Stretch] = []
+    for release in versions.wheels():
+        if not Behaviour.WORKER_EXTENSIONS.is_in(release):  # nothing is claimed for older ones
+            continue
+        found = verdicts(answers_in(release), NEEDS)
+        evidence = TESTED.get(release, BY_SIGNATURE)
+        if made and (made[-1].verdicts, made[-1].evidence) == (found, evidence):
+            made[-1] = replace(made[-1], last=release)
+        else:
+            made.append(Stretch(release, release, found, evidence))
+    return made
 
 
 def block() -> str:

@@ -173,7 +173,6 @@ SERVER = (
     get("/ping"),
     post("/ping"),
     get("/version"),
-    get("/load"),
     get("/"),
     get("/nowhere"),
     get("/v1/nowhere"),
@@ -202,7 +201,6 @@ DEVELOPMENT = (
     get("/is_paused"),
     get("/is_sleeping"),
     get("/health"),
-    get("/load"),
     post("/pause?mode=keep", name="again"),
     post("/resume"),
     post("/resume", name="again"),
@@ -234,14 +232,6 @@ DEVELOPMENT = (
     post("/sleep?level=0&mode=wait"),
     post("/wake_up?tags=nonsense"),
     post("/wake_up"),
-    post("/collective_rpc", {"method": "plimsoll_figures"}, free=("*",)),
-    post("/collective_rpc", {}, "no method"),
-    post("/collective_rpc", [1], "a list"),
-    raw("/collective_rpc", "malformed", b"{"),
-    post("/abort_requests", {}),
-    post("/abort_requests", {"request_ids": ["cmpl-none"]}, "one that is not there"),
-    post("/abort_requests", [1], "a list"),
-    raw("/abort_requests", "malformed", b"{"),
 )
 
 REQUESTS = (*SERVER, *COMPLETIONS, *CHATS, *DEVELOPMENT)
@@ -260,13 +250,10 @@ KEYED = (
     Case("OPTIONS /v1/completions: no key", Ask("OPTIONS", "/v1/completions")),
     get("/health"),
     get("/version"),
-    get("/load"),
     post("/pause"),
     get("/is_paused"),
     get("/is_sleeping"),
     post("/reset_prefix_cache"),
-    post("/collective_rpc", {"method": "plimsoll_figures"}),
-    post("/abort_requests", {}),
 )  # fmt: skip
 
 

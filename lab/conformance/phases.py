@@ -160,30 +160,27 @@ def kept_by_pause(server: Server) -> dict[str, Any]:
         "late is over": late.is_over,
         "health": see(server.port, HEALTH)["status"],
         "is_paused": see(server.port, Ask("GET", "/is_paused"))["json"],
-        "load": see(server.port, Ask("GET", "/load"))["json"],
     }
     see(server.port, Ask("POST", "/resume"))
     return {"pause": paused, "during": during, "stream": stream.result(), "late": late.result()}
 
 
 def aborted(server: Server) -> dict[str, Any]:
-    """What clients get whose requests are aborted: by /pause, by /abort_requests; and a pause that waits for one."""
+    """What clients get whose requests a pause aborts; a pause that waits for one; a reset of the cache meanwhile."""
     found: dict[str, Any] = {}
-    for name, path, body in (
-        ("pause", "/pause?mode=abort", None),
-        ("abort_requests", "/abort_requests", {}),
-        ("wait", "/pause?mode=wait", None),
-        ("reset_prefix_cache", "/reset_prefix_cache", None),
+    for name, path in (
+        ("pause", "/pause?mode=abort"),
+        ("wait", "/pause?mode=wait"),
+        ("reset_prefix_cache", "/reset_prefix_cache"),
     ):
         tokens = 400 if name == "wait" else LONG
         flights = [InFlight(server.port, long_answer(tokens, stream=n == 0, first_id=610 + n)) for n in range(2)]
         flights[0].begun.wait()
         time.sleep(0.1)
-        answer = see(server.port, Ask("POST", path, body))
+        answer = see(server.port, Ask("POST", path))
         if name == "reset_prefix_cache":
-            see(server.port, Ask("POST", "/abort_requests", {}))
-        elif name != "abort_requests":
-            see(server.port, Ask("POST", "/resume"))
+            see(server.port, Ask("POST", "/pause?mode=abort"))
+        see(server.port, Ask("POST", "/resume"))
         stream, whole = (flight.result() for flight in flights)
         found[name] = {"answer": answer, "stream": stream, "whole": freed(whole, *(() if name == "wait" else PRODUCED))}
     return found

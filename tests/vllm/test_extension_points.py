@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.write_inside_docs import stretches
 from plimsoll.vllm import versions
 from plimsoll.vllm.extension_points import (
     ANY,
@@ -25,7 +26,6 @@ from plimsoll.vllm.extension_points import (
     answers_in,
     judge,
     shape_of,
-    stretches,
     verdicts,
 )
 from plimsoll.vllm.versions import Behaviour

@@ -8,12 +8,13 @@ from functools import partial
 from string import ascii_uppercase
 from typing import Any
 
-from plimsoll.assets.names import Names, load_data, select, span
+from plimsoll.assets.names import Names, select, span
 from plimsoll.assets.rendering import fill, read_data
 from plimsoll.assets.settings import AssetSettings
+from plimsoll.vllm.versions import table
 
 WIDTH = 24
-_GRAFANA = load_data("dashboard")  # Grafana's required fields of every variable and of each kind of panel
+_GRAFANA = table("dashboard", "assets")  # Grafana's required fields of every variable and of each kind of panel
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.resources import files
-from typing import Any
 
 from plimsoll.assets.settings import AssetSettings
 from plimsoll.vllm.metrics import resolve
-from plimsoll.vllm.versions import engine_named
-
-
-@cache
-def load_data(name: str) -> Any:
-    """Reads `data/NAME.json`."""
-    return json.loads(files("plimsoll.assets").joinpath(f"data/{name}.json").read_text(encoding="utf-8"))
-
+from plimsoll.vllm.versions import engine_named, table
 
 GUARD_JOB = "plimsoll-guard"
 
@@ -27,7 +16,7 @@ INSTANCE, OTHER_INSTANCE, GUARD_INSTANCE = "10.0.0.1:8000", "10.0.0.2:8000", "10
 MODEL = "a-model"
 GUARD_AT = {"job": GUARD_JOB, "instance": GUARD_INSTANCE}
 _OWN = {"engine": "0", "model_name": MODEL, "worker": "0", "reason": "draining"}
-_PLAIN: Mapping[str, tuple[str, Sequence[str]]] = load_data("other_metrics")  # on the page, and not vLLM's own
+_PLAIN: Mapping[str, tuple[str, Sequence[str]]] = table("other_metrics", "assets")  # on the page, and not vLLM's own
 # Guard's own metrics, each with its further labels.
 _GUARDS = {
     "up": "up", "trouble": "plimsoll_guard_trouble what", "age": "plimsoll_guard_look_age_seconds engine",
@@ -99,7 +88,7 @@ class Names:
 
     def recorded(self, shape: str, where: Mapping[str, str]) -> dict[str, str]:
         """Returns all series of a recording, by their names in this release."""
-        series = load_data("shapes")[shape]["series"]
+        series = table("shapes", "assets")[shape]["series"]
         return {name: values for metric, values in series.items() if (name := self.series(metric, where))}
 
 
@@ -144,4 +133,4 @@ def guard_page(at: str = "", **values: str) -> dict[str, str]:
 
 
 def about(shape: str) -> str:
-    return str(load_data("shapes")[shape]["about"])
+    return str(table("shapes", "assets")[shape]["about"])

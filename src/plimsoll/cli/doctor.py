@@ -41,7 +41,6 @@ from plimsoll.units import GIB, format_count
 from plimsoll.vllm.metrics_page import Page, escaped_label
 
 USUAL_TIMEOUT_S = 60.0
-VIEWER = "python -m torch.cuda._memory_viz segment_plot SNAPSHOT.pickle -o page.html"
 LOWEST_EXIT = -64  # Python's way to name a signal
 
 
@@ -96,7 +95,6 @@ class DoctorOptions(CardOptions):
     end: float | None = option("TIME", "to here", read=_moment)
     step: float | None = option("SECONDS", "and how far apart its points are", read=_seconds)
     match: dict[str, str] | None = option("label=value", "only series with these labels", read=_labels)
-    html: str | None = option("FILE", "gone: PyTorch's own viewer draws a memory snapshot (docs/doctor.md says how)")
     bundle: str | None = option(
         "FILE", "OUT.tar.zst, .tar.gz or .tar for a ticket; secrets and users' text are hidden, CONTENTS.txt says what is in it"
     )
@@ -115,8 +113,6 @@ def run(options: DoctorOptions) -> int:
     if options.explain is not None:
         show(page(options.explain))
         return 0
-    if options.html is not None:
-        raise BadInput(f"--html is gone: PyTorch draws a memory snapshot, with {VIEWER}")
     if options.verbatim:
         raise BadInput("doctor takes files and addresses, not a command after `--`")
     if options.gpu is not None or options.gpu_memory_gib is not None:

@@ -89,9 +89,7 @@ class ServerFlags:
     middleware: tuple[str, ...] = ()
     root_path: str = ""
     is_dev_mode: bool = False  # VLLM_SERVER_DEV_MODE
-    has_load_tracking: bool = False
     has_prompt_tokens_details: bool = False
-    forces_usage: bool = False
     has_sleep_mode: bool = True  # --enable-sleep-mode: without it an engine that sleeps keeps its memory
     has_probe: bool = True  # --worker-extension-cls plimsoll.inside.Probe: the workers report their memory
     has_stats: bool = True  # False: --disable-log-stats, which also takes the vllm: metrics away
@@ -221,9 +219,7 @@ def _options(line: CommandLine, environment: Mapping[str, str], flags: Flags) ->
         middleware=tuple(middleware),
         root_path=flags.text("--root-path") or "",
         is_dev_mode=environment.get("VLLM_SERVER_DEV_MODE") == "1",
-        has_load_tracking=bool(flags.switch("--enable-server-load-tracking")),
         has_prompt_tokens_details=bool(flags.switch("--enable-prompt-tokens-details")),
-        forces_usage=bool(flags.switch("--enable-force-include-usage")),
         has_sleep_mode=bool(flags.switch("--enable-sleep-mode")),
         has_probe=flags.text("--worker-extension-cls") in PROBE,
         has_stats=not flags.switch("--disable-log-stats"),

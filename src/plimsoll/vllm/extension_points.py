@@ -16,7 +16,7 @@ import msgspec
 
 from plimsoll.vllm import versions
 from plimsoll.vllm.flags import flags_of
-from plimsoll.vllm.versions import Behaviour, Coverage
+from plimsoll.vllm.versions import Coverage
 
 ANY = "*"  # among the arguments of a function: it also takes any others
 
@@ -276,16 +276,6 @@ TESTED = {Coverage.INSIDE_ON_CPU.last: "tested on CPU", Coverage.INSIDE_ON_GPU.l
 BY_SIGNATURE = "by signature, read from the wheel"
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Releases next to each other with the same verdicts and the same evidence."""
-
-    first: str
-    last: str
-    verdicts: tuple[PartVerdict, ...]
-    evidence: str
-
-
 # Knobs of plimsoll.inside, each with the flag whose limit it changes: a release without the flag has no such limit.
 KNOB_FLAGS = {
     "max-num-seqs": "--max-num-seqs", "max-num-batched-tokens": "--max-num-batched-tokens", "kv-headroom": "--watermark",
@@ -312,18 +302,3 @@ def answers_in(release: str) -> tuple[NeedAnswer, ...]:
         for name, span in found
         if span.covers(release)
     )
-
-
-def stretches() -> list[Stretch]:
-    """Returns the stretches from the oldest supported release to the newest."""
-    made: list[Stretch] = []
-    for release in versions.wheels():
-        if not Behaviour.WORKER_EXTENSIONS.is_in(release):  # nothing is claimed for older ones
-            continue
-        found = verdicts(answers_in(release), NEEDS)
-        evidence = TESTED.get(release, BY_SIGNATURE)
-        if made and (made[-1].verdicts, made[-1].evidence) == (found, evidence):
-            made[-1] = replace(made[-1], last=release)
-        else:
-            made.append(Stretch(release, release, found, evidence))
-    return made

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from plimsoll.standin.engine import SLEEP_STATES
-from plimsoll.standin.serve.protocol import Json, checked, dead, json_object, plain
+from plimsoll.standin.serve.protocol import Json, checked, dead
 from plimsoll.standin.serve.service import Service
 
 PARTS = {"weights", "kv_cache"}  # an engine is awake when both are
@@ -112,40 +112,7 @@ async def reset_prefix_cache(service: Service, request: Request) -> Response:
     return Json({"success": bool(is_done)})
 
 
-async def abort_requests(service: Service, request: Request) -> Response:
-    """Answers POST /abort_requests: aborts the named requests, or all."""
-    names = (await json_object(request, "Invalid JSON format")).get("request_ids")
-    chosen = list(service.states.values())
-    count = len(chosen)
-    if names:
-        if not (isinstance(names, str) or (isinstance(names, list) and all(isinstance(name, str | int) for name in names))):
-            raise plain(400, "'request_ids' must be a list of strings")
-        # vLLM counts the given names, known or not; for a single name given as a string it counts the letters.
-        wanted = {names} if isinstance(names, str) else set(names)
-        chosen = [one for one in chosen if wanted & {one.name, one.name.rpartition("-")[0]}]
-        count = len(names)
-    service.abort(chosen)
-    return Json({"status": "aborted", "aborted": count})
-
-
-async def collective_rpc(service: Service, request: Request) -> Response:
-    """Answers POST /collective_rpc: the methods that the probe adds to a worker."""
-    method = (await json_object(request, None)).get("method")
-    if method is None:
-        raise plain(400, "Missing 'method' in request body")
-    if method == "plimsoll_figures":
-        workers = service.engine.worker_figures(service.driver.now_ns())
-        # Readers add the figures' age; the worker that writes them does not know it.
-        return Json({"results": [{k: v for k, v in one.items() if k not in ("age_s", "alive")} for one in workers]})
-    if method == "plimsoll_compact":
-        return Json({"results": service.engine.compact(service.driver.now_ns())})
-    raise plain(501, f"a stand-in has no workers that could run {str(method)[:80]}")
-
-
 ROUTES = {
     **{f"/{endpoint.__name__}": ("GET", endpoint) for endpoint in (is_paused, is_sleeping)},
-    **{
-        f"/{endpoint.__name__}": ("POST", endpoint)
-        for endpoint in (pause, resume, sleep, wake_up, reset_prefix_cache, abort_requests, collective_rpc)
-    },
+    **{f"/{endpoint.__name__}": ("POST", endpoint) for endpoint in (pause, resume, sleep, wake_up, reset_prefix_cache)},
 }

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hashlib
 import hmac
+import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -65,10 +66,6 @@ async def version(service: Service, _request: Request) -> Response:
     return Json({"version": service.engine.config.release})
 
 
-async def load(service: Service, _request: Request) -> Response:
-    return Json({"server_load": service.load})
-
-
 async def health(service: Service, _request: Request) -> Response:
     return Response(status_code=503 if service.engine.is_dead else 200)
 
@@ -90,8 +87,11 @@ async def faults(service: Service, request: Request) -> Response:
     """Adds a fault (POST) or removes some (DELETE), and answers the faults that there are."""
     _check_token(service, request)
     if request.method != "GET":
-        wanted = await protocol.json_object(request, "the body is not JSON") if await request.body() else {}
-        if not all(name in KNOWN for name in wanted):
+        try:
+            wanted = json.loads(await request.body() or b"{}")
+        except (ValueError, RecursionError):
+            raise protocol.HttpRefusal(400, "the body is not JSON") from None
+        if not isinstance(wanted, dict) or not all(name in KNOWN for name in wanted):
             raise protocol.HttpRefusal(400, f"the body is not an object of {', '.join(KNOWN)}")
         kind, engine = wanted.get("kind"), service.engine
         if request.method == "DELETE":
@@ -220,7 +220,6 @@ def make_app(service: Service, metrics: Metrics, middleware: Sequence[Middleware
         "/ping": ("GET POST", health),
         "/v1/models": ("GET", models),
         "/version": ("GET", version),
-        "/load": ("GET", load),
         "/standin/faults": ("POST DELETE GET", faults),
         "/standin/state": ("GET", state),
         **(admin.ROUTES if service.options.is_dev_mode else {}),

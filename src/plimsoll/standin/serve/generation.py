@@ -135,10 +135,10 @@ class Generation:
         self.choices: list[Choice] = []
         self.waiter = Waiter()
         self._watch: asyncio.Task[None] | None = None
-        options, forces_usage = asked.stream_options, self.service.options.forces_usage
-        self.tells_usage = forces_usage or bool(options and options.include_usage)
+        options = asked.stream_options
+        self.tells_usage = bool(options and options.include_usage)
         # Usage with every event of a stream
-        self.tells_usage_always = forces_usage or bool(options and options.include_usage and options.continuous_usage_stats)
+        self.tells_usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
 
     def top(self, kind: str) -> dict[str, Any]:
         return {"id": self.name, "object": kind, "created": self.created, "model": self.service.names[0]}
@@ -175,7 +175,6 @@ class Generation:
         for prompt in prompts:
             check_bounds(self.asked, self.n, prompt.most)
         is_streamed = False
-        self.service.load += self.service.options.has_load_tracking
         try:
             await self._begin()
             is_streamed = bool(self.asked.stream)
@@ -241,7 +240,6 @@ class Generation:
             raise dead() if self.service.engine.is_dead else HttpRefusal(500, "Internal server error", "InternalServerError")
 
     def close(self) -> None:
-        self.service.load -= self.service.options.has_load_tracking
         if self._watch is not None:
             self._watch.cancel()
         self.service.give_up(self.choices)

@@ -134,17 +134,6 @@ async def json_body(request: Request) -> dict[str, Any]:
     return content
 
 
-async def json_object(request: Request, complaint: str | None) -> dict[str, Any]:
-    """Returns the body of a request to an endpoint that vLLM checks by hand; `complaint`: of one that is not JSON."""
-    try:
-        content = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise plain(400, complaint or f"JSON decode error: {error}") from None
-    if not isinstance(content, dict):
-        raise plain(400, "Request body must be a JSON object")
-    return content
-
-
 # The models.
 
 

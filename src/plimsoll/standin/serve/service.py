@@ -179,7 +179,6 @@ class Service:
         self.states: dict[str, Choice] = {}
         self._handed_in = 0
         self.is_stopping = False
-        self.load = 0
         self.woken: set[str] = set()  # the parts of a sleeping engine that are awake
         self.on_death: Callable[[], None] = _nothing  # a client has met a dead engine
         self.on_give_up: Callable[[EngineRequest], None] = _nothing  # a client has gone
