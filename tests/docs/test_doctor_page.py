@@ -32,5 +32,5 @@ def test_numbers_in_the_words_agree_with_the_recordings_and_every_option_is_name
     for folder, number in counted.items():
         assert f"| ours: {folder}, with all texts | {number} and {number} of {number} | |" in PAGE
     assert f"Of the {counted['vllm-0.32.0-failures']} recordings of 0.32.0" in PAGE
-    options = "--exit-code --since --html --bundle --explain --json --schema".split()
+    options = "--exit-code --since --bundle --explain --json --schema".split()
     assert [option for option in options if option not in PAGE] == []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
-import hmac
 import json
 import time
 import uuid
@@ -153,16 +151,13 @@ class Authentication:
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self.app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys if key]  # vLLM ignores an empty key, too
+        self._keys = [Tokens(key) for key in keys if key]  # vLLM ignores an empty key, too
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_guarded = self._digests and scope["type"] in ("http", "websocket") and scope.get("method") != "OPTIONS"
+        is_guarded = self._keys and scope["type"] in ("http", "websocket") and scope.get("method") != "OPTIONS"
         if is_guarded and path_of(scope["path"], scope.get("root_path", "")).startswith(GUARDED):
-            shown = next((bytes(value) for name, value in scope["headers"] if name == b"authorization"), b"")
-            scheme, _, key = shown.decode("latin-1").partition(" ")
-            digest = hashlib.sha256(key.encode()).digest()
-            matches = [hmac.compare_digest(digest, one) for one in self._digests]
-            if scheme.lower() != "bearer" or not any(matches):
+            verdicts = [key.judge(scope["headers"]) for key in self._keys]
+            if ALLOWED not in verdicts:
                 return await Json({"error": "Unauthorized"}, 401)(scope, receive, send)
         return await self.app(scope, receive, send)
 
