@@ -2,7 +2,8 @@
 
 llmfit, a tool on PyPI (MIT), holds a table of Hugging Face models in its program: family, layers, heads, widths, experts, words
 and the number of parameters in the weights. A model is taken only where the shape made of those facts has that number of
-parameters: as like a model of the catalogue with the same facts, else, in families without windows or states, as its own.
+parameters: as like a model of the catalogue with the same facts, or of the same family with the very same number, else, in
+families without windows or states, as its own.
 Quantised editions and what few people fetch are left out: the name's words derive the former.
 """
 
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from plimsoll.plan.weights_checkpoint import parameters
 WHEEL = "llmfit==1.1.17"
 SOURCE = "llmfit"
 NOT_SERVED = re.compile(
-    r"dflash|supermulti|tiny-|stories|eagle|dspark|medusa|mlx|onnx|xenova|gguf|random|testing|test$|tokenizer|0b-",
+    r"dflash|supermulti|tiny-|stories|eagle|dspark|medusa|mlx|onnx|xenova|gguf|random|testing|test$|tokenizer|-0b-",
     re.IGNORECASE,
 )
 FETCHED_AT_LEAST = 20  # times in the month before the table was made
@@ -107,7 +108,8 @@ def key_of(shape: ModelShape) -> tuple[object, ...]:
 
 def plain_config(row: Row) -> dict[str, Any] | None:
     """The config of a model in a plain family, where it has the row's number of parameters; else None."""
-    if row["architecture"] not in PLAIN or row["architecture"] in NOT_PLAIN or not row["vocab_size"]:
+    is_plain = row["architecture"] in PLAIN and row["architecture"] not in NOT_PLAIN
+    if not (is_plain and row.get("num_hidden_layers") and row.get("hidden_size") and row.get("vocab_size")):
         return None
     for tied in (False, True):
         try:
@@ -127,7 +129,7 @@ def is_near(shape: ModelShape, listed: int) -> bool:
     return any(LIKE_BETWEEN[0] <= listed / number <= LIKE_BETWEEN[1] for number in (counted, counted + head, counted - head))
 
 
-def models_of(rows: Iterator[Row], catalogue: Mapping[str, ModelShape]) -> Iterator[tuple[str, str | dict[str, Any]]]:
+def models_of(rows: Sequence[Row], catalogue: Mapping[str, ModelShape]) -> Iterator[tuple[str, str | dict[str, Any]]]:
     """The models of the table that the catalogue does not answer: each with the name it is like, or with its own config."""
     alike = defaultdict[tuple[object, ...], list[tuple[ModelShape, str]]](list)
     answered = {name.lower() for name in catalogue}
@@ -135,11 +137,18 @@ def models_of(rows: Iterator[Row], catalogue: Mapping[str, ModelShape]) -> Itera
     for name, shape in catalogue.items():
         if shape.quantization is None:
             alike[key_of(shape)].append((shape, name))
+    own_names = {name.lower(): name for name, shape in catalogue.items() if shape.quantization is None}
+    same = {
+        (row["architecture"], row["parameters_raw"]): own_names[row["name"].lower()]
+        for row in rows
+        if row["name"].lower() in own_names
+    }
     for row in rows:
         name = row["name"]
-        if row["hf_downloads"] < FETCHED_AT_LEAST or name.lower() in answered or not row.get("hidden_size"):
+        twin = same.get((row["architecture"], row["parameters_raw"]))
+        if name.lower() in answered or not (twin or row["hf_downloads"] >= FETCHED_AT_LEAST):
             continue
-        if QUANTIZED.search(name) or NOT_SERVED.search(name) or not row.get("num_hidden_layers"):
+        if QUANTIZED.search(name) or NOT_SERVED.search(name):
             continue
         facts = (
             "architecture",
@@ -158,8 +167,8 @@ def models_of(rows: Iterator[Row], catalogue: Mapping[str, ModelShape]) -> Itera
         answered.add(name.lower())
         if derive(name, plain) is not None:
             continue
-        if near:
-            yield name, min(near)[3]
+        if near or twin:
+            yield name, twin or min(near)[3]
         elif row["hf_downloads"] >= OWN_AT_LEAST and not alike[key] and (config := plain_config(row)):
             alike[key].append((ModelShape.from_config(config), name))
             yield name, facts_of(config)
@@ -177,7 +186,7 @@ def main() -> int:
         if entry["source"] != SOURCE and (model := bundled_model(name)) is not None:
             catalogue[name] = ModelShape.from_config(model.config)
     finetunes = defaultdict[str, list[str]](list)
-    for name, what in models_of(iter(rows), catalogue):
+    for name, what in models_of(rows, catalogue):
         if isinstance(what, str):
             finetunes[what].append(name)
         else:

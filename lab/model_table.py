@@ -98,6 +98,7 @@ SOURCES: Mapping[str, tuple[str, bool]] = {
     ),
     "lfm2-header": ("a C++ header made from its config.json (public code search, file 2041635304)", False),
     "qwen2-audio": ("a copy of its config.json (public code search, file 62468705986), with Qwen2Config's defaults", False),
+    "cards-llmfit": ("entered from model cards; the wheel llmfit 1.1.17 lists the same sizes and number of parameters", False),
     "llmfit": ("the sizes that the wheel llmfit 1.1.17 lists for it, which give its number of parameters", False),
     "llmfit-class": (
         (
@@ -233,21 +234,21 @@ TinyLlama/TinyLlama-1.1B-Chat-v1.0 litgpt llama 2048 22 32 4 5632 32000 2048
 HuggingFaceTB/SmolLM2-135M litgpt llama 576 30 9 3 1536 49152 8192 tied
 HuggingFaceTB/SmolLM2-360M litgpt llama 960 32 15 5 2560 49152 8192 tied
 HuggingFaceTB/SmolLM2-1.7B litgpt llama 2048 24 32 32 8192 49152 8192 tied
-HuggingFaceTB/SmolLM3-3B by-hand smollm3 2048 36 16 4 11008 128256 65536 tied
+HuggingFaceTB/SmolLM3-3B cards-llmfit smollm3 2048 36 16 4 11008 128256 65536 tied
 tiiuae/Falcon3-3B-Base litgpt llama 3072 22 12 4 9216 131072 32768 hd256
 tiiuae/Falcon3-7B-Base litgpt llama 3072 28 12 4 23040 131072 32768 hd256
 tiiuae/Falcon3-10B-Base litgpt llama 3072 40 12 4 23040 131072 32768 hd256
 tiiuae/falcon-7b litgpt falcon 4544 32 71 - - 65024 - falcon-old
 tiiuae/falcon-40b litgpt falcon 8192 60 128 - - 65024 - falcon-new
 01-ai/Yi-6B internevo llama 4096 32 32 4 11008 64000 4096
-01-ai/Yi-34B by-hand llama 7168 60 56 8 20480 64000 4096
+01-ai/Yi-34B cards-llmfit llama 7168 60 56 8 20480 64000 4096
 mistralai/Mistral-7B-v0.1 litgpt mistral 4096 32 32 8 14336 32000 32768 window-4096
 mistralai/Mistral-7B-Instruct-v0.2 litgpt mistral 4096 32 32 8 14336 32000 32768 no-window
 mistralai/Mistral-7B-v0.3 litgpt mistral 4096 32 32 8 14336 32768 32768 no-window
 mistralai/Mistral-Nemo-Base-2407 blocks mistral 5120 40 32 8 14336 131072 128000 no-window hd128
-mistralai/Ministral-8B-Instruct-2410 by-hand mistral 4096 36 32 8 12288 131072 32768 window-32768 hd128
+mistralai/Ministral-8B-Instruct-2410 cards-llmfit mistral 4096 36 32 8 12288 131072 32768 window-32768 hd128
 mistralai/Codestral-22B-v0.1 by-hand mistral 6144 56 48 8 16384 32768 32768 no-window hd128
-mistralai/Mistral-Small-24B-Instruct-2501 by-hand mistral 5120 40 32 8 32768 131072 32768 no-window hd128
+mistralai/Mistral-Small-24B-Instruct-2501 cards-llmfit mistral 5120 40 32 8 32768 131072 32768 no-window hd128
 mistralai/Mistral-Large-Instruct-2407 logs mistral 12288 88 96 8 28672 32768 131072 no-window hd128
 Qwen/Qwen1.5-MoE-A2.7B mlc qwen2_moe 2048 24 16 16 5632 151936 32768
 Qwen/Qwen2-0.5B-Instruct mlc qwen2 896 24 14 2 4864 151936 32768 tied
@@ -259,17 +260,17 @@ Qwen/Qwen2.5-7B litgpt qwen2 3584 28 28 4 18944 152064 131072
 Qwen/Qwen2.5-14B litgpt qwen2 5120 48 40 8 13824 152064 131072
 Qwen/Qwen2.5-Math-7B litgpt qwen2 3584 28 28 4 18944 152064 4096
 Qwen/QwQ-32B litgpt qwen2 5120 64 40 8 27648 152064 131072
-deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B by-hand qwen2 1536 28 12 2 8960 151936 131072 untied
-deepseek-ai/DeepSeek-R1-Distill-Qwen-7B by-hand qwen2 3584 28 28 4 18944 152064 131072 untied
-deepseek-ai/DeepSeek-R1-Distill-Qwen-14B by-hand qwen2 5120 48 40 8 13824 152064 131072 untied
-deepseek-ai/DeepSeek-R1-Distill-Qwen-32B by-hand qwen2 5120 64 40 8 27648 152064 131072 untied
+deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B cards-llmfit qwen2 1536 28 12 2 8960 151936 131072 untied
+deepseek-ai/DeepSeek-R1-Distill-Qwen-7B cards-llmfit qwen2 3584 28 28 4 18944 152064 131072 untied
+deepseek-ai/DeepSeek-R1-Distill-Qwen-14B cards-llmfit qwen2 5120 48 40 8 13824 152064 131072 untied
+deepseek-ai/DeepSeek-R1-Distill-Qwen-32B cards-llmfit qwen2 5120 64 40 8 27648 152064 131072 untied
 Qwen/Qwen3-1.7B litgpt qwen3 2048 28 16 8 6144 151936 40960 tied hd128
 Qwen/Qwen3-4B litgpt qwen3 2560 36 32 8 9728 151936 40960 tied hd128
 Qwen/Qwen3-14B litgpt qwen3 5120 40 40 8 17408 151936 40960 hd128
 Qwen/Qwen2-VL-7B-Instruct logs qwen2_vl 3584 28 28 4 18944 152064 32768 untied qwen2-vit
 Qwen/Qwen2.5-VL-3B-Instruct logs qwen2_5_vl 2048 36 16 2 11008 151936 128000 tied qwen-vit
 Qwen/Qwen2.5-VL-7B-Instruct logs qwen2_5_vl 3584 28 28 4 18944 152064 128000 untied qwen-vit
-Qwen/Qwen2.5-VL-32B-Instruct by-hand qwen2_5_vl 5120 64 40 8 27648 152064 128000 untied qwen-vit-wide
+Qwen/Qwen2.5-VL-32B-Instruct cards-llmfit qwen2_5_vl 5120 64 40 8 27648 152064 128000 untied qwen-vit-wide
 Qwen/Qwen2.5-VL-72B-Instruct logs qwen2_5_vl 8192 80 64 8 29568 152064 128000 untied qwen-vit-wide
 google/gemma-2b-it litgpt gemma 2048 18 8 1 16384 256000 8192 hd256
 google/gemma-7b-it litgpt gemma 3072 28 16 16 24576 256000 8192 hd256
@@ -281,22 +282,22 @@ microsoft/phi-1_5 litgpt phi 2048 24 32 32 8192 51200 2048 f16
 microsoft/phi-2 litgpt phi 2560 32 32 32 10240 51200 2048 f16
 microsoft/Phi-3-mini-4k-instruct litgpt phi3 3072 32 32 32 8192 32064 4096 window-2047
 microsoft/Phi-3-mini-128k-instruct litgpt phi3 3072 32 32 32 8192 32064 131072 window-262144 longrope
-microsoft/Phi-3-medium-4k-instruct by-hand phi3 5120 40 40 10 17920 32064 4096 window-2047
+microsoft/Phi-3-medium-4k-instruct cards-llmfit phi3 5120 40 40 10 17920 32064 4096 window-2047
 microsoft/Phi-3.5-MoE-instruct transformers phimoe 4096 32 32 8 6400 32064 131072 longrope
 microsoft/phi-4 litgpt phi3 5120 40 40 10 17920 100352 16384 no-window
 microsoft/Phi-4-mini-instruct litgpt phi3 3072 32 24 8 8192 200064 131072 window-262144 longrope tied
 allenai/OLMo-7B-hf litgpt olmo 4096 32 32 32 11008 50304 2048
 allenai/OLMo-2-1124-7B litgpt olmo2 4096 32 32 32 11008 100352 4096
 allenai/OLMo-2-1124-13B litgpt olmo2 5120 40 40 40 13824 100352 4096
-allenai/OLMoE-1B-7B-0924 by-hand olmoe 2048 16 16 16 1024 50304 4096
-ibm-granite/granite-3.1-2b-instruct by-hand granite 2048 40 32 8 8192 49155 131072 tied
+allenai/OLMoE-1B-7B-0924 cards-llmfit olmoe 2048 16 16 16 1024 50304 4096
+ibm-granite/granite-3.1-2b-instruct cards-llmfit granite 2048 40 32 8 8192 49155 131072 tied
 ibm-granite/granite-3.1-8b-instruct logs granite 4096 40 32 8 12800 49155 131072 tied
 ibm-granite/granite-3.3-8b-instruct logs granite 4096 40 32 8 12800 49159 131072 tied
 CohereForAI/c4ai-command-r-v01 transformers cohere 8192 40 64 64 22528 256000 131072 f16
 CohereForAI/c4ai-command-r-plus by-hand cohere 12288 64 96 8 33792 256000 131072 f16
 CohereForAI/c4ai-command-r-08-2024 by-hand cohere 8192 40 64 8 24576 256000 131072 f16
 THUDM/glm-4-9b-chat-hf transformers glm 4096 40 32 2 13696 151552 131072 hd128
-zai-org/GLM-4-9B-0414 by-hand glm4 4096 40 32 2 13696 151552 32768 hd128
+zai-org/GLM-4-9B-0414 cards-llmfit glm4 4096 40 32 2 13696 151552 32768 hd128
 zai-org/GLM-4.5-Air transformers glm4_moe 4096 46 96 8 10944 151552 131072 hd128
 deepseek-ai/DeepSeek-V2-Lite maxtext deepseek_v2 2048 27 16 16 10944 102400 163840
 deepseek-ai/DeepSeek-V2.5 logs deepseek_v2 5120 60 128 128 12288 102400 163840
@@ -305,13 +306,13 @@ EleutherAI/pythia-1.4b litgpt gpt_neox 2048 24 16 - 8192 50304 2048 f16
 EleutherAI/pythia-6.9b litgpt gpt_neox 4096 32 32 - 16384 50432 2048 f16
 EleutherAI/pythia-12b litgpt gpt_neox 5120 36 40 - 20480 50688 2048 f16
 facebook/opt-125m logs opt 768 12 12 - 3072 50272 2048 f16
-facebook/opt-1.3b by-hand opt 2048 24 32 - 8192 50272 2048 f16
+facebook/opt-1.3b cards-llmfit opt 2048 24 32 - 8192 50272 2048 f16
 facebook/opt-2.7b logs opt 2560 32 32 - 10240 50272 2048 f16
 facebook/opt-6.7b logs opt 4096 32 32 - 16384 50272 2048 f16
 facebook/opt-13b logs opt 5120 40 40 - 20480 50272 2048 f16
-facebook/opt-30b by-hand opt 7168 48 56 - 28672 50272 2048 f16
+facebook/opt-30b cards-llmfit opt 7168 48 56 - 28672 50272 2048 f16
 facebook/opt-66b by-hand opt 9216 64 72 - 36864 50272 2048 f16
-bigcode/starcoder2-3b by-hand starcoder2 3072 30 24 2 12288 49152 16384 window-4096
+bigcode/starcoder2-3b cards-llmfit starcoder2 3072 30 24 2 12288 49152 16384 window-4096
 bigcode/starcoder2-7b mlc starcoder2 4608 32 36 4 18432 49152 16384 window-4096
 bigcode/starcoder2-15b logs starcoder2 6144 40 48 4 24576 49152 16384 window-4096 untied
 ai21labs/AI21-Jamba-1.5-Mini logs jamba 4096 32 32 8 14336 65536 262144
@@ -433,7 +434,7 @@ SPECIAL: Mapping[str, tuple[str, str | None, dict[str, Any]]] = {
     "google/gemma-3-4b-it": ("maxtext", None, _gemma3(2560, 34, 8, 256, 10240)),
     "google/gemma-3-12b-it": ("maxtext", None, _gemma3(3840, 48, 16, 256, 15360)),
     "google/gemma-3-27b-it": ("maxtext", None, _gemma3(5376, 62, 32, 128, 21504)),
-    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": ("by-hand", None, _MISTRAL_SMALL),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": ("cards-llmfit", None, _MISTRAL_SMALL),
     "mistralai/Mistral-Small-3.2-24B-Instruct-2506": ("logs", None, _MISTRAL_SMALL),
     "EleutherAI/gpt-j-6b": (
         "transformers",
@@ -448,7 +449,7 @@ SPECIAL: Mapping[str, tuple[str, str | None, dict[str, Any]]] = {
         "openai/gpt-oss-120b",
         {"num_hidden_layers": 24, "num_local_experts": 32, "layer_types": ["sliding_attention", "full_attention"] * 12},
     ),
-    "zai-org/GLM-4.5": ("by-hand", "zai-org/GLM-4.7", {"max_position_embeddings": 131072}),
+    "zai-org/GLM-4.5": ("cards-llmfit", "zai-org/GLM-4.7", {"max_position_embeddings": 131072}),
     "deepseek-ai/DeepSeek-V3.2": (
         "by-hand",
         "deepseek-ai/DeepSeek-V3.1",
