@@ -158,6 +158,29 @@ def test_the_kind_of_file_is_seen_in_its_content(text: str, sources: list[str]) 
     assert [launch.source for launch in read(text)] == sources
 
 
+def test_what_a_shell_computes_in_a_here_document_is_unknown() -> None:
+    """A launch that an unquoted here-document writes keeps each computed word as one unknown word; a quoted one is text."""
+    script = "cat > v.service <<E\n[Service]\nExecStart=vllm serve m --port \\$P --api-key $(cat /k (a)) --seed `s`\nE\n"
+    (launch,) = read(script)
+    assert launch.arguments == ("m", "--port", "$P", "--api-key", "$(cat /k (a))", "--seed", "`s`")
+    assert set(launch.unresolved) == {"P", "$(cat /k (a))", "`s`"}
+    (launch,) = read(script.replace("<<E", "<<'E'").replace("\\$P", "2"))
+    assert launch.arguments[:5] == ("m", "--port", "2", "--api-key", "$(cat")
+
+
+def test_a_here_document_that_is_left_out_is_said() -> None:
+    """One that cannot be read, and those behind the hundredth, are a note beside the others, or the error where none is left."""
+    unit = "cat > v.service <<E\n[Service]\nExecStart=vllm serve m\nE\n"
+    broken = "cat > k.yaml <<E\nkind: Pod\n  image: vllm\nE\n"
+    (launch,) = read(unit + broken)
+    assert [note[:38] for note in launch.notes] == ["the here-document at line 6 was not rea"[:38]]
+    with pytest.raises(BadInput, match="here-document at line 2 was not read"):
+        read(broken)
+    launches = read(unit * 101)
+    assert len(launches) == 100
+    assert all("from line 402 on were not read" in launch.notes[0] for launch in launches)
+
+
 def test_flags_that_a_broken_continuation_loses_are_noted() -> None:
     """Where a comment or a blank behind a backslash ends the command, the lost flag is named with its line."""
     (launch,) = read("vllm serve m \\\n  --a 1 \\\n  # --b 2 \\\n  --c 3\n")

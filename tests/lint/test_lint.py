@@ -47,6 +47,12 @@ def test_each_trap_is_found_where_it_stands_and_nowhere_else(tmp_path: Path, row
 
 def test_a_card_that_the_manifest_names_is_planned_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model that does not fit the node's card is a finding of plan, with plan's advice, and so is one that --gpu names."""
+    for accelerators in ("{L4: 2}", "'L4:2'"):
+        run = "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp $SKYPILOT_NUM_GPUS_PER_NODE"
+        (tmp_path / "t.yaml").write_text(f"resources: {{accelerators: {accelerators}}}\nrun: {run}\n")
+        assert main(["lint", "--json", str(tmp_path / "t.yaml")]) == 1
+        body = json.loads(capsys.readouterr().out)
+        assert (body["servers"][0]["gpu"], body["servers"][0]["findings"][0]["rule"]) == ("L4", "startup.weights-do-not-fit")
     selector = "nodeSelector: {nvidia.com/gpu.product: NVIDIA-L4}"
     text = POD.replace("Qwen/Qwen3-8B", "meta-llama/Llama-3.3-70B-Instruct")
     assert ("startup.weights-do-not-fit", 11) in rules(tmp_path, text, "p.yaml", pod=selector)

@@ -6,10 +6,9 @@ import io
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from configparser import Error as ConfigParserError
 from configparser import RawConfigParser
-from contextlib import suppress
 from dataclasses import replace
 from os.path import basename
 from pathlib import Path
@@ -159,7 +158,11 @@ def kind_of(text: str, name: str) -> str:
 
 
 def _in_script(text: str, name: str) -> list[Launch]:
-    return _starts_of_script(text, name) + _in_here_documents(text, name)
+    written, left_out = _in_here_documents(text, name) if "<<" in text else ([], [])
+    launches = _starts_of_script(text, name) + written
+    if left_out and not launches:
+        raise BadInput(f"{name}: {'; '.join(left_out)}")
+    return [replace(launch, notes=(*launch.notes, *left_out)) for launch in launches]
 
 
 def _starts_of_script(text: str, name: str) -> list[Launch]:
@@ -190,26 +193,48 @@ def _starts_of_script(text: str, name: str) -> list[Launch]:
     return launches
 
 
-MOST_HERE_DOCUMENTS = 100  # of one script; further ones are not read
+_MOST_HERE_DOCUMENTS = 100  # that name vLLM, of one script
+# What the shell computes while it writes an unquoted here-document.
+_COMPUTED = re.compile(r"(?<!\\)(?:\$\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\)|`[^`\n]*`)")
 
 
-def _in_here_documents(text: str, name: str) -> list[Launch]:
-    """Returns the starts in the units, manifests and scripts that a script writes."""
-    if "<<" not in text:
-        return []
-    text, launches = text.replace("\r\n", "\n"), list[Launch]()
+def _in_here_documents(text: str, name: str) -> tuple[list[Launch], list[str]]:
+    """Returns the starts in the units, manifests and scripts that a script writes, and a note for each that was left out."""
+    text, launches, left_out, count = text.replace("\r\n", "\n"), list[Launch](), list[str](), 0
     reader = Reader(text)
     for _ in reader.tokens():
         pass
     lines, readers = text.split("\n"), {**_READERS, "script": _starts_of_script}
-    for line, body in reader.here_documents[:MOST_HERE_DOCUMENTS]:
+    for line, body, expands in reader.here_documents:
         kind = kind_of(body, "")
-        if lines[line - 2].lstrip().startswith(":"):  # a block comment
+        is_file = kind == "unit" or body.startswith("#!") or re.search(r"(?m)^(?:services|kind):", body)
+        if not is_file or "vllm" not in body.lower() or lines[line - 2].lstrip().startswith(":"):  # a block comment
             continue
-        if "vllm" in body.lower() and (kind == "unit" or body.startswith("#!") or re.search(r"(?m)^(?:services|kind):", body)):
-            with suppress(BadInput):
-                launches += readers[kind]("\n" * (line - 1) + body, name)
-    return launches
+        count += 1
+        if count > _MOST_HERE_DOCUMENTS:
+            left_out.append(f"the here-documents from line {line} on were not read: the script has more than {count - 1}")
+            break
+        computed = list(dict.fromkeys(_COMPUTED.findall(body))) if expands else []
+        for number, word in enumerate(computed):
+            body = body.replace(word, f"${{COMPUTED_{number}}}")  # noqa: PLW2901
+        try:
+            found = readers[kind]("\n" * (line - 1) + (body.replace("\\$", "$") if expands else body), name)
+        except BadInput as error:
+            left_out.append(f"the here-document at line {line} was not read: {error}")
+            continue
+        launches += [_with_words(launch, computed) for launch in found]
+    return launches, left_out
+
+
+def _with_words(launch: Launch, computed: Sequence[str]) -> Launch:
+    """The launch with the words that a shell would compute as they are written, and unknown."""
+
+    def written(text: str) -> str:
+        return re.sub(r"\$\{?COMPUTED_(\d+)\}?", lambda found: computed[int(found[1])], text)
+
+    environment = tuple((variable, written(value)) for variable, value in launch.environment)
+    unresolved = tuple(written(f"${variable}") if "COMPUTED_" in variable else variable for variable in launch.unresolved)
+    return replace(launch, arguments=tuple(map(written, launch.arguments)), environment=environment, unresolved=unresolved)
 
 
 def _in_supervisor(text: str, name: str) -> list[Launch]:

@@ -228,10 +228,22 @@ def _compose_words(value: Tree, source: str) -> tuple[str, ...] | None:
 # SkyPilot
 
 
+def accelerators_of(task: dict[str, Tree]) -> tuple[str, str]:
+    """Returns the card of `accelerators:` (`H100:8`, `{H100: 8}`) and how many; empty words where it names no single one."""
+    resources = task.get("resources")
+    listed = resources.get("accelerators") if isinstance(resources, dict) else None
+    if isinstance(listed, dict) and len(listed) == 1:
+        card, count = next(iter(listed.items()))
+        return card, _text(count) or "1"
+    card, _, count = (_text(listed) or "").partition(":")
+    return card.strip(), count.strip() or ("1" if card else "")
+
+
 def _in_task(document: dict[str, Tree], name: str) -> Iterator[ManifestStart]:
     """Yields the starts in the script of a SkyPilot task."""
-    given = document.get("envs")
-    environment = [(n, value) for n, value in (given.items() if isinstance(given, dict) else ()) if isinstance(value, str)]
+    given, (_, count) = document.get("envs"), accelerators_of(document)
+    environment = [("SKYPILOT_NUM_GPUS_PER_NODE", count)] if count else []
+    environment += [(n, value) for n, value in (given.items() if isinstance(given, dict) else ()) if isinstance(value, str)]
     above = document.lines["run"] if isinstance(document, LinedMapping) else 0
     for command in commands_in(_text(document["run"]) or "", environment):
         place = f"{name}:{above + command.line}"

@@ -146,11 +146,12 @@ class Reader:
         self._text = text
         self._at = self._depth = 0
         self._line, self._line_at = 1, 0  # the line, and the position that it is true for
-        self.here_documents: list[tuple[int, str]] = []  # their first lines and texts, as far as they were read
+        # Their first lines and texts, as far as they were read, and whether the shell expands them.
+        self.here_documents: list[tuple[int, str, bool]] = []
 
     def tokens(self) -> Iterator[Word | Operator]:
         """Yields every word and operator in order, without comments, blanks and here-documents."""
-        text, pending = self._text, list[tuple[str, bool]]()
+        text, pending = self._text, list[tuple[str, bool, bool]]()
         while (blanks := _BLANKS.match(text, self._at)) or self._at < len(text):
             if blanks:
                 self._at = blanks.end()
@@ -159,10 +160,10 @@ class Reader:
             if char == "\n":
                 yield Operator("\n", line)
                 for each in pending:
-                    start, self._at = self._at + 1, after_here_documents(text, self._at + 1, [each]) - 1
+                    start, self._at = self._at + 1, after_here_documents(text, self._at + 1, [each[:2]]) - 1
                     body = text[start : self._at].removesuffix(each[0])
                     body = re.sub(r"(?m)^\t+", "", body) if each[1] else body
-                    self.here_documents.append((self._line_here() - text.count("\n", start, self._at), body))
+                    self.here_documents.append((self._line_here() - text.count("\n", start, self._at), body, each[2]))
                 self._at, pending = self._at + 1, []
             elif char == "#":
                 end = text.find("\n", self._at)
@@ -175,7 +176,7 @@ class Reader:
             elif redirect := _REDIRECT.match(text, self._at):
                 if here := here_document(text, redirect.end() - 1):
                     delimiter, strip, self._at = here
-                    pending.append((delimiter, strip))
+                    pending.append((delimiter, strip, not re.search(r"[\"'\\]", text[redirect.start() : self._at])))
                 else:
                     self._at = redirect.end()
                     yield Operator(redirect.group(), line, redirects=True)

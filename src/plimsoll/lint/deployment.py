@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.command_line import Launch
 from plimsoll.launch.files import kind_of, read_launches, read_text, unit_settings
-from plimsoll.launch.manifests import LLM_SERVICE, LinedMapping, ManifestStart, Tree, starts_in_manifest
+from plimsoll.launch.manifests import LLM_SERVICE, LinedMapping, ManifestStart, Tree, accelerators_of, starts_in_manifest
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(hours?|hr|h|minutes?|min|ms|m|seconds?|sec|s|us)?", re.IGNORECASE)
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 0.000001}
@@ -78,7 +79,7 @@ def deployments_in(path: str) -> list[Deployment]:
         deployments = [_script(path, launch) for launch in launches]
     else:
         deployments = [
-            _script(path, launch)
+            replace(_script(path, launch), card=_named(accelerators_of(start.body)[0]))
             if start.kind == "task"
             else (_service if start.kind == "compose" else _container)(path, start, launch)
             for start, launch in zip(starts_in_manifest(text, name), launches, strict=True)
@@ -221,11 +222,15 @@ def _card(pod: dict[str, Tree]) -> str | None:
             waiting += [(own if key == "values" else key, value) for key, value in tree.items()]
         elif isinstance(tree, list):
             waiting += [(label, value) for value in tree]
-        elif isinstance(tree, str) and _CARD_LABELS.search(label):
-            try:
-                return gpu_named(tree).name
-            except BadInput:
-                continue
+        elif isinstance(tree, str) and _CARD_LABELS.search(label) and (card := _named(tree)):
+            return card
+    return None
+
+
+def _named(text: str) -> str | None:
+    """Returns the card of that name; None where none is known."""
+    with suppress(BadInput):
+        return gpu_named(text).name if text else None
     return None
 
 

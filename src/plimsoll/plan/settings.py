@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -64,11 +65,10 @@ class Flags:
                 self.given[argument.row.name] = argument
 
     def text(self, name: str) -> str | None:
-        """The value as typed; None where there is none, or where it is an unresolved variable."""
+        """The value as typed; None where there is none, or where it is an unresolved variable or a command's answer."""
         argument = self.given.get(name)
-        if argument is None or not argument.values or argument.values[-1] in ("", "None") or "$" in argument.values[-1]:
-            return None
-        return argument.values[-1]
+        value = argument.values[-1] if argument is not None and argument.values else ""
+        return None if value in ("", "None") or re.search(r"[$`]", value) else value
 
     def default(self, name: str) -> Any:
         """The release's own value; None where it has none, or none that is known."""
