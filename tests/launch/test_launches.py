@@ -169,7 +169,7 @@ def test_what_a_shell_computes_in_a_here_document_is_unknown() -> None:
 
 
 def test_a_here_document_that_is_left_out_is_said() -> None:
-    """One that cannot be read, and those behind the hundredth, are a note beside the others, or the error where none is left."""
+    """One that cannot be read, and those behind the hundredth, are a note beside the others, or the error where all are."""
     unit = "cat > v.service <<E\n[Service]\nExecStart=vllm serve m\nE\n"
     broken = "cat > k.yaml <<E\nkind: Pod\n  image: vllm\nE\n"
     (launch,) = read(unit + broken)
