@@ -16,7 +16,8 @@ RUN python3 -m venv --without-pip /opt/plimsoll \
  && mkdir -p /opt/plimsoll/share && /opt/plimsoll/bin/plimsoll inside wheel /opt/plimsoll/share \
  && for groups in full:16 full:16,sliding:16:64; do \
       case "${EXTRAS}" in *simulate*|*all*) XDG_CACHE_HOME=/opt/plimsoll/share /opt/plimsoll/bin/plimsoll simulate \
-        synthetic:requests=9,families=2 --replicas 2 --groups "$groups" ;; esac; done
+        synthetic:requests=9,families=2 --replicas 2 --groups "$groups" ;; esac; done \
+ && chmod -R a+rX /opt/plimsoll/share
 
 FROM ${BASE}
 COPY --from=build /opt/plimsoll /opt/plimsoll

@@ -47,7 +47,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
             shutil.copy(ROOT / name, home / name)
     env = os.environ | {
         "BASE": "debian", "STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot", "SOURCE_DATE_EPOCH": "1760000000",
-        "PYTHON": need("python3.11", "python3.11"),
+        "EXTRAS": "simulate", "PYTHON": need("python3.11", "python3.11"),
     }  # fmt: skip
     made = ran("bash", "lab/release.sh", "--dirty", cwd=home, env=env)
     assert made.returncode == 0, made.stderr[-3000:]
@@ -59,11 +59,13 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
 
 
 def test_the_image_works_is_not_root_and_a_release_adds_up(image: Image) -> None:
-    """plan answers, guard says that nobody is there, the wheel is written; checksums hold, SBOM and archive name all wheels."""
+    """plan answers, simulate has its compiled code, guard says that nobody is there, the wheel is written; checksums hold, SBOM and archive name all wheels."""
     plan = image.run(*"plimsoll plan --json --gpu H100 -- vllm serve meta-llama/Llama-3.1-8B-Instruct".split())
     assert json.loads(plan.stdout)["fits"] is True, plan.stderr
     guard = image.run("plimsoll", "guard", "--engine", "http://127.0.0.1:9", "--looks", "1")
     assert "plimsoll: no engine answered" in guard.stdout + guard.stderr
+    replayed = image.run("plimsoll", "simulate", "synthetic:requests=9")
+    assert ("9 of 9" in replayed.stdout, "compiling" in replayed.stderr) == (True, False), replayed.stderr
     wheel = image.run("sh", "-c", "plimsoll inside wheel /tmp >&2 && ls /tmp/*.whl /opt/plimsoll/share/*.whl")
     assert len(wheel.stdout.split()) == 2, wheel.stderr
     seen = image.run("sh", "-c", "id -u; touch /var/lib/plimsoll/x && echo state; touch /opt/plimsoll/x || echo no")

@@ -33,23 +33,23 @@ from plimsoll.simulate.settings import (
     sheet_time,
     step_table,
 )
-from plimsoll.simulate.start import MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_BUDGET, MOST_TOKENS, check, start, too_long
+from plimsoll.simulate.start import BOUNDS, MOST_BLOCKS, check, start, too_long
 from plimsoll.simulate.trace import make_trace
 from tests.each import each
 
 REFUSED: list[tuple[EngineLimits, tuple[str, ...]]] = [
-    (EngineLimits(block_size=0), ("--block-size", "at least 1", "0")),
-    (EngineLimits(max_num_seqs=0), ("--max-num-seqs", "at least 1", "0")),
-    (EngineLimits(max_num_batched_tokens=-5), ("--max-num-batched-tokens", "at least 1", "-5")),
-    (EngineLimits(max_model_len=0), ("--max-model-len", "at least 1", "0")),
-    (EngineLimits(num_blocks=1), ("--num-blocks", "at least 2", "null block")),
+    (EngineLimits(block_size=0), ("--block-size", "between 1 and", "0")),
+    (EngineLimits(max_num_seqs=0), ("--max-num-seqs", "between 1 and", "0")),
+    (EngineLimits(max_num_batched_tokens=-5), ("--max-num-batched-tokens", "between 1 and", "-5")),
+    (EngineLimits(max_model_len=0), ("--max-model-len", "between 1 and", "0")),
+    (EngineLimits(num_blocks=1), ("--num-blocks", "between 2 and", "null block")),
     (EngineLimits(num_blocks=-3), ("--num-blocks", "-3")),
-    (EngineLimits(num_blocks=MOST_BLOCKS + 1), ("--num-blocks", str(MOST_BLOCKS))),
-    (EngineLimits(max_num_batched_tokens=MOST_BUDGET + 1), ("--max-num-batched-tokens", str(MOST_BUDGET))),
     (EngineLimits(block_size=32, groups=(CacheGroup("full", 16), CacheGroup("mamba", 16))), ("--groups", "--block-size")),
-    (EngineLimits(block_size=MOST_BLOCK_SIZE + 1), ("--block-size", str(MOST_BLOCK_SIZE))),
-    (EngineLimits(max_model_len=MOST_TOKENS + 1), ("--max-model-len", str(MOST_TOKENS))),
-    (EngineLimits(long_prefill_token_threshold=-1), ("--long-prefill-token-threshold", "0 (off)")),
+    *(
+        (EngineLimits().turned(**{name: most + 1}), (f"--{name.replace('_', '-')}", str(most)))
+        for name, (_, most, _) in BOUNDS.items()
+    ),
+    (EngineLimits(long_prefill_token_threshold=-1), ("--long-prefill-token-threshold", "0 is off")),
     (EngineLimits(watermark=1.0), ("--watermark", "between 0 and 1", "1.0")),
     (EngineLimits(watermark=-0.1), ("--watermark", "-0.1")),
     (EngineLimits(watermark=float("nan")), ("--watermark", "nan")),

@@ -30,7 +30,6 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plimsoll.cli.main import OptionsCommand
@@ -44,17 +43,15 @@ from plimsoll.simulate.options import RoutedOptions, TrafficOptions, file_named
 if TYPE_CHECKING:
     from plimsoll.render.tune import CardRow, TuneReport
 
-# What else may be varied, each with an example: every combination is planned, searched and compared as a card is.
+# What else may be varied, its short name and an example: every combination is planned, searched and compared as a card is.
 SHAPES = {
-    "kv_cache_dtype": "auto,fp8",
-    "max_model_len": "8192,16384",
-    "tensor_parallel_size": "1,2",
-    "pipeline_parallel_size": "1,2",
-    "data_parallel_size": "1,2",
-    "quantization": "fp8",
+    "kv_cache_dtype": ("KV", "auto,fp8"),
+    "max_model_len": ("len", "8192,16384"),
+    "tensor_parallel_size": ("tp", "1,2"),
+    "pipeline_parallel_size": ("pp", "1,2"),
+    "data_parallel_size": ("dp", "1,2"),
+    "quantization": ("quantization", "fp8"),
 }
-SHORT = {"kv_cache_dtype": "KV", "max_model_len": "len", "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp",
-         "data_parallel_size": "dp", "quantization": "quantization"}  # fmt: skip
 NO_MODEL = "which model? plimsoll tune TRACE --model MODEL --gpu NAME, or a whole command after `--`"
 
 
@@ -105,17 +102,14 @@ def run(options: TuneOptions) -> int:
 
 def split_shapes(options: TuneOptions) -> tuple[TuneOptions, dict[str, list[str]]]:
     """Words such as `kv_cache_dtype=auto,fp8` apart from traces and from the flags that the search itself turns."""
-    shapes: dict[str, list[str]] = {}
-    rest = []
-    for word in options.rest:
-        name, equals, values = word.partition("=")
-        if not equals or name not in SHAPES or Path(word).exists():
-            rest.append(word)
-            continue
-        shapes[name] = [value.strip() for value in values.split(",")]
-        if not all(re.fullmatch(r"[\w.-]{1,60}", value) for value in shapes[name]):
-            raise BadInput(f"{word[:60]}: values with commas between them, such as {name}={SHAPES[name]}")
-    return replace(options, rest=tuple(rest)), shapes
+    from plimsoll.tune.inputs import split_axes
+
+    given, axes = split_axes(options)
+    shapes = {name: [value.strip() for value in axes.pop(name).split(",")] for name in SHAPES if name in axes}
+    for name, values in shapes.items():
+        if not all(re.fullmatch(r"[\w.-]{1,60}", value) for value in values):
+            raise BadInput(f"{name}={','.join(values)[:60]}: values with commas between them, such as {name}={SHAPES[name][1]}")
+    return replace(given, rest=(*given.rest, *(f"{name}={values}" for name, values in axes.items()))), shapes
 
 
 def _compare(options: TuneOptions, shapes: dict[str, list[str]]) -> int:
@@ -141,7 +135,7 @@ def _compare(options: TuneOptions, shapes: dict[str, list[str]]) -> int:
         flags = {f"--{name.replace('_', '-')}": value for name, value in shape.items()}
         flags |= {"--tensor-parallel-size": str(cards)} if cards > 1 else {}
         words = with_flags(options.verbatim or ("vllm", "serve", options.model or ""), flags)
-        named_so = " ".join([word, *(f"{SHORT[name]} {value}" for name, value in shape.items())])
+        named_so = " ".join([word, *(f"{SHAPES[name][0]} {value}" for name, value in shape.items())])
         try:
             rows.append((named_so, tune_one(replace(options, gpu=card, model=None, verbatim=tuple(words))), None))
         except BadInput as error:
@@ -159,23 +153,19 @@ def _other_shapes(rows: Sequence[CardRow], keep: float, speedup: float) -> list[
     from plimsoll.tune.capacity import find_capacity
     from plimsoll.tune.goodput import Traffic
 
-    shapes = [
-        (word, report, report.tuning.server.ledger, report.servers)
-        for word, report, _ in rows
-        if report is not None and report.servers is not None
-    ]
-    cards = {(ledger.card.name, servers * ledger.settings.gpus) for *_, ledger, servers in shapes}
+    kept = [(word, report, report.tuning.server.ledger) for word, report, _ in rows if report is not None and report.servers]
+    cards = {(ledger.card.name, (report.servers or 0) * ledger.settings.gpus) for _, report, ledger in kept}
     found: list[CardRow] = []
-    for word, report, ledger, servers in shapes:
+    for word, report, ledger in kept:
         tuning = report.tuning
         traffic = Traffic(tuning.traffic.trace, speedup, tuning.traffic.slo)
         for name, count in sorted(cards):
             more, rest = divmod(count, ledger.settings.gpus)
-            if name == ledger.card.name and more > servers and not rest:
+            if name == ledger.card.name and more > (report.servers or 0) and not rest:
                 job = tuning.server.job_of(tuning.result.best.option)
                 capacity = find_capacity(traffic, job, keep, servers=more)
                 same = TuneReport(tuning, report.own, report.chosen, report.second, report.notes, capacity)
-                found.append((f"{word}, {more} servers", same, None))
+                found += [(f"{word}, {more} servers", same, None)] if capacity.servers is not None else []
     return found
 
 

@@ -30,6 +30,7 @@ from plimsoll.tune.verdict import (
     label,
     margin,
     measurement,
+    of_all,
     ranges,
     reasons,
     runner_up_sentence,
@@ -434,18 +435,14 @@ def _curve(tuning: Tuning, name: str) -> list[str | Line]:
     return lines
 
 
-def _of_all(count: int, score: Score) -> str:
-    return f"{count / max(1, score.requests):.1%}"
-
-
 _ROWS: tuple[tuple[str, Callable[[Trial], str]], ...] = (
     *((FLAGS[name], lambda one, name=name: value_text(getattr(one.option.candidate, name))) for name in Candidate._fields),
     ("KV cache, tokens", lambda one: format_count(one.option.kv_tokens)),
     ("free beside vLLM", lambda one: format_gib(one.option.ledger.slack.value)),
     ("{}, requests a second", lambda one: f"{one.score.goodput:.3g}"),
-    ("{}, of all", lambda one: _of_all(one.score.met, one.score)),
-    ("late: first token", lambda one: _of_all(one.score.late_first, one.score)),
-    ("late: further tokens", lambda one: _of_all(one.score.late_further, one.score)),
+    ("{}, of all", lambda one: of_all(one.score.met, one.score)),
+    ("late: first token", lambda one: of_all(one.score.late_first, one.score)),
+    ("late: further tokens", lambda one: of_all(one.score.late_further, one.score)),
     ("first token, p50", lambda one: seconds(one.score.ttft_p50)),
     ("first token, p99", lambda one: seconds(one.score.ttft_p99)),
     ("further tokens, p50", lambda one: seconds(one.score.tpot_p50)),

@@ -87,7 +87,7 @@ def cache_folder() -> Path:
             root.mkdir(parents=True, exist_ok=True)
             if all(_made_ours(part) for part in (root, folder.parent, folder)):
                 brought = Path(os.environ.get("PLIMSOLL_COMPILED") or "/nowhere") / folder.name
-                if brought.is_dir() and not any(folder.iterdir()):
+                if os.access(brought, os.R_OK | os.X_OK) and not any(folder.iterdir()):
                     shutil.copytree(brought, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
                     for part in (folder, *filter(Path.is_dir, folder.rglob("*"))):
                         part.chmod(0o700)  # an image's folder may be read-only

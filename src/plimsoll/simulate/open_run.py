@@ -18,13 +18,12 @@ from plimsoll.simulate import layout as at
 from plimsoll.simulate import open_loop as loop
 from plimsoll.simulate.clock import RunRecord
 from plimsoll.simulate.pool import chain
-from plimsoll.simulate.replay import hybrid_of, new_record
+from plimsoll.simulate.replay import FOREVER, hybrid_of, new_record
 from plimsoll.simulate.settings import EngineLimits, StepTime, groups_of
 from plimsoll.simulate.start import start, too_long, turn_limits
 from plimsoll.simulate.trace import Integers, make_trace
 
 FIRST_ROWS = 256
-FOREVER = 2**62
 FROZEN_NS = 2**60
 NO_IDS: Integers = np.zeros(0, dtype=np.int64)
 

@@ -26,22 +26,20 @@ from plimsoll.simulate.trace import Flags, Integers, Trace, starts
 _KINDS = {"full": FULL, "sliding": SLIDING, "mamba": MAMBA}
 MOST_TOKENS = 2**31 - 2  # Of one request: the arrays hold 32-bit numbers
 MOST_BLOCKS = 20_000_000  # About a GiB of memory here, and twenty times the blocks of eight of the largest cards
-MOST_BUDGET = 1 << 24
-MOST_BLOCK_SIZE = 1 << 20
+BOUNDS = {  # the least and the most of a limit, and why
+    "num_blocks": (2, MOST_BLOCKS, ": one of them is the null block"), "block_size": (1, 1 << 20, ""),
+    "max_num_seqs": (1, MOST_TOKENS, ""), "max_num_batched_tokens": (1, 1 << 24, ""), "max_model_len": (1, MOST_TOKENS, ""),
+    "long_prefill_token_threshold": (0, MOST_TOKENS, "; 0 is off"),
+}  # fmt: skip
 
 
 def check(settings: EngineLimits) -> None:
     """Raises BadInput for settings with which vLLM would not start or a replay would never end."""
-    for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-        if getattr(settings, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}")
-    if settings.num_blocks < 2:
-        raise BadInput(f"--num-blocks must be at least 2, not {settings.num_blocks}: one of them is the null block")
-    for name, most in (("num_blocks", MOST_BLOCKS), ("max_num_batched_tokens", MOST_BUDGET), ("max_model_len", MOST_TOKENS)):
-        if getattr(settings, name) > most:
-            raise BadInput(f"--{name.replace('_', '-')} must be at most {most}, not {getattr(settings, name)}")
-    if settings.long_prefill_token_threshold < 0:
-        raise BadInput("--long-prefill-token-threshold must be 0 (off) or more")
+    for name, (least, most, why) in BOUNDS.items():
+        if not least <= getattr(settings, name) <= most:
+            raise BadInput(
+                f"--{name.replace('_', '-')} must lie between {least} and {most}, not {getattr(settings, name)}{why}"
+            )
     if not 0 <= settings.watermark < 1:
         raise BadInput(f"--watermark must lie between 0 and 1, not {settings.watermark}")
     if settings.max_num_batched_tokens < settings.max_num_seqs:
@@ -64,8 +62,6 @@ def check(settings: EngineLimits) -> None:
         raise BadInput("speculative decoding is not replayed for models with Mamba layers")
     if settings.host_cache is not None and (settings.groups or not 1 <= settings.host_cache.blocks <= MOST_BLOCKS):
         raise BadInput(f"the host's memory has 1 to {MOST_BLOCKS} blocks, of a model whose layers keep every token")
-    if settings.block_size > MOST_BLOCK_SIZE:
-        raise BadInput(f"--block-size must be at most {MOST_BLOCK_SIZE}, not {settings.block_size}")
     groups = groups_of(settings)
     sizes = {group.block_size for group in groups}
     for group in groups:

@@ -15,7 +15,8 @@ import numpy as np
 from plimsoll.inside.figures import empty_figures
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import open_loop as loop
-from plimsoll.simulate.open_run import FOREVER, NO_IDS, OpenRun
+from plimsoll.simulate.open_run import NO_IDS, OpenRun
+from plimsoll.simulate.replay import FOREVER
 from plimsoll.simulate.settings import EngineLimits, StepTime
 from plimsoll.simulate.trace import Integers
 from plimsoll.standin.faults import NS, Fault, FaultSchedule

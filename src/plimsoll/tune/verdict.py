@@ -21,9 +21,7 @@ BEYOND = 1.25  # Factor on the requests at once that were measured: beyond it st
 
 def label(tuning: Tuning) -> str:
     """Returns whether the answer is a recommendation or a rough guide."""
-    if tuning.server.fitted is None:
-        return ROUGH_GUIDE
-    return POOR_GUIDE if tuning.server.is_poor else RECOMMENDATION
+    return ROUGH_GUIDE if tuning.server.fitted is None else POOR_GUIDE if tuning.server.is_poor else RECOMMENDATION
 
 
 def headline(tuning: Tuning) -> str:
@@ -44,7 +42,7 @@ def headline(tuning: Tuning) -> str:
         return f"No setting serves a single request{promise}: {why}."
     much = f"{best.score.goodput:.3g} requests a second"
     if not tuning.traffic.slo.is_empty:
-        much += f" as promised ({_of_all(best.score.met, best.score)} of all)"
+        much += f" as promised ({of_all(best.score.met, best.score)} of all)"
     if best.option.candidate == tuning.own and keeps_all(best.score) and not tuning.traffic.slo.is_empty:
         return f"Your flags are right as they are: {much}. No promise is broken."
     if best.option.candidate == tuning.own:
@@ -160,9 +158,9 @@ def _differences(best: Trial, before: Trial, tuning: Tuning, against: str) -> li
     else:
         parts.append("makes no difference by itself")
     if slo.tpot is not None and abs(now.late_further - then.late_further) >= WORTH_A_WORD * now.requests:
-        parts.append(f"{_of_all(now.late_further, now)} get further tokens too slowly, not {_of_all(then.late_further, then)}")
+        parts.append(f"{of_all(now.late_further, now)} get further tokens too slowly, not {of_all(then.late_further, then)}")
     if slo.ttft is not None and abs(now.late_first - then.late_first) >= WORTH_A_WORD * now.requests:
-        parts.append(f"{_of_all(now.late_first, now)} wait too long for the first, not {_of_all(then.late_first, then)}")
+        parts.append(f"{of_all(now.late_first, now)} wait too long for the first, not {of_all(then.late_first, then)}")
     if now.preemptions != then.preemptions and max(now.preemptions, then.preemptions) >= WORTH_A_WORD * now.requests:
         parts.append(f"{format_count(now.preemptions)} preemptions, not {format_count(then.preemptions)}")
     room = best.option.kv_tokens - before.option.kv_tokens
@@ -174,7 +172,8 @@ def _differences(best: Trial, before: Trial, tuning: Tuning, against: str) -> li
     return parts
 
 
-def _of_all(count: int, score: Score) -> str:
+def of_all(count: int, score: Score) -> str:
+    """A count as a share of all requests."""
     return f"{count / max(1, score.requests):.1%}"
 
 
