@@ -59,7 +59,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
 
 
 def test_the_image_works_is_not_root_and_a_release_adds_up(image: Image) -> None:
-    """plan answers, simulate has its compiled code, guard says that nobody is there, the wheel is written; checksums hold, SBOM and archive name all wheels."""
+    """plan, simulate (compiled) and guard answer, the wheel is written; checksums hold, SBOM and archive name all wheels."""
     plan = image.run(*"plimsoll plan --json --gpu H100 -- vllm serve meta-llama/Llama-3.1-8B-Instruct".split())
     assert json.loads(plan.stdout)["fits"] is True, plan.stderr
     guard = image.run("plimsoll", "guard", "--engine", "http://127.0.0.1:9", "--looks", "1")
