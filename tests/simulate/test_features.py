@@ -21,7 +21,6 @@ from plimsoll.simulate.open_run import OpenRun
 from plimsoll.simulate.options import ReplayOptions
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import CacheGroup, EncoderLimits, EngineLimits, HostCache, Speculation
-from plimsoll.simulate.start import check
 from plimsoll.simulate.trace import Trace, make_trace
 from plimsoll.tune.goodput import Slo, score
 from tests.each import each
@@ -71,8 +70,6 @@ def test_what_vllm_does_not_start_with_is_a_line() -> None:
     for odd in (0, -1, 1.5, "x", [3], math.nan, math.inf, 1001):
         with pytest.raises(BadInput, match="num_speculative_tokens must be a whole number from 1 to 1000, not "):
             read_speculation({"method": "ngram", "num_speculative_tokens": odd}, None)
-    with pytest.raises(BadInput, match="--max-num-batched-tokens 256 must be above 256, the slots of a step"):
-        check(EngineLimits(max_num_batched_tokens=256, speculation=Speculation(256, 0.6, slots=256)))
     trace = make_trace("t", [0], [250], [4])
     whole = EngineLimits(
         max_num_batched_tokens=256, max_model_len=256, chunked_prefill=False, speculation=Speculation(9, 0.6, slots=9)

@@ -65,6 +65,10 @@ REFUSED: list[tuple[EngineLimits, tuple[str, ...]]] = [
     (EngineLimits(groups=(CacheGroup("full", 32),)), ("32", "--block-size", "16")),
     (EngineLimits(host_cache=HostCache(0, 0)), ("host", str(MOST_BLOCKS))),
     (EngineLimits(groups=(CacheGroup(), CacheGroup("mamba")), speculation=Speculation(2, 0.5)), ("speculative", "Mamba")),
+    (
+        EngineLimits(max_num_batched_tokens=256, speculation=Speculation(256, 0.6, slots=256)),
+        ("--max-num-batched-tokens 256 must be above 256", "slots of a step"),
+    ),
 ]
 
 
