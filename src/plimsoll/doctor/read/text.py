@@ -173,6 +173,7 @@ class LineFormat(NamedTuple):
 
 _CRI_RE = re.compile(rf"({_STAMPED}) (?:stdout|stderr) ([FP])(?::[^ ]{{0,20}})?(?: |$)")
 _STAMP_RE = re.compile(rf"({_STAMPED})(?: |\t|$)")
+_LEVEL_RE = re.compile(rf" {{0,2}}({'|'.join(LEVELS)}) ")
 _SYSLOG_RE = re.compile(r"(?P<host>[\w.\-]{1,64}) (?P<unit>[\w.@/\-]{1,64})(?:\[(?P<pid>\d{1,10})\])?: ?")
 _JOURNAL_RE = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})? ")
 _COMPOSE_RE = re.compile(r"(?P<service>[A-Za-z0-9][\w.\-]{0,80}?(?P<number>[_-]\d{1,4})?) {0,40}\| ?")
@@ -263,7 +264,8 @@ def _of_stamp(text: str) -> UnwrappedLine | None:
         return UnwrappedLine(text[unit.end() :], unit["unit"], match[1])
     if text.startswith(("- ", "| "), match.end()) and (logger := _LOGGER_RE.match(text, match.end())):
         return UnwrappedLine(text[logger.end() :], stamp=match[1], level=logger["level"] or logger["loguru"])
-    return UnwrappedLine(text[match.end() :], stamp=match[1])
+    level = _LEVEL_RE.match(text, match.end())  # of a program in Rust or Java, which writes it bare
+    return UnwrappedLine(text[match.end() :], stamp=match[1], level=level[1] if level else "")
 
 
 def _of_json(text: str) -> UnwrappedLine | None:

@@ -29,6 +29,7 @@ from plimsoll.doctor.rules.timeline import (
     ServerRun,
     TracebackFrame,
     is_of_another_file,
+    is_overcome,
     is_quoted,
     is_whole_and_foreign,
     step_of_frames,
@@ -499,18 +500,44 @@ def _is_nobodys(one: Symptom, timeline: LogTimeline, run: ServerRun) -> bool:
 def _without_strangers(
     timeline: LogTimeline, run: ServerRun, hits: Sequence[Hit], exceptions: Sequence[LoggedException]
 ) -> list[Hit]:
-    """The texts without those that no process of the server signs and after which it went on: another program's."""
+    """The texts without those that no process of the server signs and after which it went on: another program's.
+
+    So are a shell's words of a process while the API server writes on, or of a command that is not the server's; and Ray's
+    words where nothing shows that the server runs in it.
+    """
     lines = timeline.log.lines
-    if not any(line.place for line in lines[run.first : run.end]):
+    signed = [at for at in range(run.first, run.end) if lines[at].place]
+    if not signed:
         return list(hits)
     steps = [at for at, step in timeline.milestones if run.first <= at < run.end and step is not ServerProgress.SERVING]
     work = [at for at in timeline.serving if run.first <= at < run.end]
     outlived = max([*steps[-1:], *work[-2:-1], *(at for at in work if any(word in lines[at].text for word in UP))], default=-1)
     owners = _Owners(exceptions, lines)
-    return [
-        hit for hit in hits
-        if hit.at > outlived or hit.text.speaker in ("kernel", "nvml") or _is_signed(hit.at, owners.of(hit.at), lines)
-    ]  # fmt: skip
+    has_ray = any(hit.text.speaker == "ray" for hit in hits) and any(
+        re.search(r"\b[Rr]ay|\bip=", f"{lines[at].process} {lines[at].place} {lines[at].text}") for at in signed
+    )
+    servers = spans_of_servers(lines, run.first, run.end)
+    found = []
+    for hit in hits:
+        is_signed = _is_signed(hit.at, owners.of(hit.at), lines)
+        job = re.search(_SHELLS_JOB, lines[hit.at].text)
+        is_anothers = (hit.text.speaker == "ray" and not has_ray) or (
+            job is not None
+            and (
+                any(first < hit.at < last - LOOSE_REACH for first, last in servers.values())
+                or (bool(servers and job["pid"]) and f"{_SERVER}{job['pid']}" not in servers and "vllm" not in job["command"])
+            )
+        )
+        is_over = hit.at <= outlived and hit.text.speaker not in ("kernel", "nvml")
+        if is_signed or not (is_anothers or is_over):
+            found.append(hit)
+    return found
+
+
+_SHELLS_JOB = (
+    r"^(?:\S.{0,159}: line \d{1,6}:\s{1,8}(?P<pid>\d{1,10}) )?\s{0,8}"
+    r"(?:Killed|(?:[A-Z][\w ]{3,40})\(core dumped\))(?P<command>$| {2,}.*)"
+)
 
 
 def _failure_of_another_server(
@@ -590,8 +617,10 @@ def _choose_root(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: L
     """
     lines = timeline.log.lines
     signed = [one for one in symptoms if _is_signed(one.at, one.exception, lines)]
-    if any(one.text is not None and not one.is_loose for one in signed):
-        outside = [one for one in symptoms if one.text is not None and one.text.speaker in _OUTSIDE]
+    outside = [one for one in symptoms if one.text is not None and one.text.speaker in _OUTSIDE]
+    refused = [one for one in outside if one.text is not None and one.text.speaker == "argparse"]
+    outside = refused or outside  # nothing that nobody signs ended what was refused before it did anything
+    if refused or any(one.text is not None and not one.is_loose for one in signed):
         symptoms = [one for one in symptoms if one in signed or one in outside]
     solid = [one for one in symptoms if one.text is not None and _ended_something(one, deaths, timeline)]
     if any(not one.is_loose for one in symptoms) or any(hit.text.speaker != "vllm" for hit in deaths):
@@ -698,7 +727,8 @@ def _complains(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
     if any(not one.kind and run.first <= one.first < run.end for one in timeline.exceptions):
         return True
     lines = timeline.log.lines
-    errors = [at for at in range(run.first, end) if _is_error(lines[at])]
+    overcome = {(line.place, line.at) for line in lines[run.first : end] if is_overcome(line)}
+    errors = [at for at in range(run.first, end) if _is_error(lines[at]) and (lines[at].place, lines[at].at) not in overcome]
     # One line alone is a complaint; what ended something says more.
     pairs = [at for at, following in pairwise(errors) if following - at <= 2 and lines[at].process == lines[following].process]
     return bool(pairs) and not timeline.goes_on_after(pairs[-1])

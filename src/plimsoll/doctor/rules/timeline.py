@@ -23,6 +23,7 @@ from plimsoll.vllm.failure_texts import (
     MULTIMODAL_FILES,
     STEP_FRAMES,
     TEXTS,
+    TRAINER_FILES,
     FailureText,
     Role,
 )
@@ -31,11 +32,14 @@ from plimsoll.vllm.failure_texts import (
 # a prefix on every line, or be flattened onto one.
 MOST_FRAMES = 400
 MOST_RAISED = 5_000
+REACH = 12  # lines of another program's that may stand between the calls of a traceback
 FOLLOWING = 8  # lines after the exception's own that may belong to its message
 _traceback_pattern = cache(re.compile)
 
 _FRAME = r'^\s{0,40}File "?([^"\n]{1,400}?)"?, line (\d{1,9})(?:, in (\S.{0,200}))?'
-_NOTEBOOK_FRAME = r"^(?:File )?(~?/[^\s:]{1,400})(?::\d{1,9}, in |\s{1,4}in )([A-Za-z_][\w.]{0,200})\("
+_NOTEBOOK_FRAME = (
+    r"^(?:File )?(Cell In\[|~?/[^\s:]{1,400})(?:\d{1,6}\], |:\d{1,9}, in |\s{1,4}in )([A-Za-z_][\w.]{0,200})(?:\(| \d)"
+)
 _INLINE_FRAME = r'File "([^"\n]{1,400})", line (\d{1,9}), in ([\w<>.]{1,200})'
 _RANK = r"^(?:\[rank\d{1,5}\]: ?|\|\s{1,8}|: )"
 _RAISED = (
@@ -48,6 +52,7 @@ _ANY_EXCEPTION = r"^(?!INFO|WARNING|ERROR|DEBUG|CRITICAL|NOTE|Process )((?:[A-Za
 _INLINE_EXCEPTION = r"\b((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception)): (.*)$"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _IGNORED = ("Exception ignored in", "Exception in thread", "Task exception was never retrieved")
+_OVERCOME = ("alling back ", "fall back to ", "will be disabled", "trying again", "etrying")
 _WRITING = frozenset(
     {"emit", "format", "getMessage", "prepare_object_to_dump", "dump_engine_exception", "_dump_engine_exception"}
 )
@@ -93,6 +98,11 @@ def is_whole_and_foreign(one: LoggedException, lines: Sequence[LogLine]) -> bool
     return not any(part in frame.file.lower() for frame in one.frames for part in ours)
 
 
+def is_overcome(line: LogLine) -> bool:
+    """True for the headline of a record of vLLM's that says how it goes on without what failed."""
+    return bool(line.place) and any(words in line.text for words in _OVERCOME)
+
+
 class _Stream:
     """The part of a traceback that one process has printed so far."""
 
@@ -108,7 +118,7 @@ class _Stream:
         self.said: tuple[str, float | None] = ("", None)  # level and time of the last exception's record
         self.process = ""  # whose calls these are
         self.call = -1  # the line of the last one
-        self.header: tuple[str, int] = ("", -9)  # "Exception ignored in", "Exception in thread", and its line
+        self.header: tuple[str, int, str] = ("", -9, "")  # "Exception ignored in", "Exception in thread"; its line and place
 
     def reset(self) -> None:
         self.frames, self.first = [], None
@@ -159,8 +169,13 @@ def _is_intruder(lines: Sequence[LogLine], index: int, stream: _Stream) -> bool:
         return False
     below = following.text.strip()
     is_code = (index == stream.call + 1 and following.text.startswith("    ")) or (bool(below) and not set(below) - {"^", "~"})
-    if is_code or _traceback_pattern(_FRAME).match(following.text) is not None:
+    if is_code:
         return True
+    for line in lines[index + 1 : index + REACH]:  # its calls go on below, without a head of their own
+        if "Traceback (" in line.text or line.text.startswith(_CHAINED) or line.process != stream.process:
+            break
+        if _traceback_pattern(_FRAME).match(line.text) is not None:
+            return True
     # Words before a colon that are no exception's name, or a client's, and below them the name of one.
     raised, words = _traceback_pattern(_RAISED), _traceback_pattern(_ANY_EXCEPTION)
     is_doubtful = text.partition(".")[0] in CLIENTS or (raised.match(text) is None and words.match(text) is not None)
@@ -185,7 +200,7 @@ def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[Log
     if "line " in text and "File " in text[:60]:
         match = _traceback_pattern(_FRAME).match(text)
         frame = TracebackFrame(match[1], (match[3] or "").split(" ")[0]) if match else None
-    elif " in " in text and text.removeprefix("File ")[:1] in "/~":
+    elif (" in " in text and text.removeprefix("File ")[:1] in "/~") or text.startswith("Cell In["):
         match = _traceback_pattern(_NOTEBOOK_FRAME).match(text)
         frame = TracebackFrame(match[1], match[2].rpartition(".")[2]) if match else None
     if frame is not None:
@@ -197,8 +212,8 @@ def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[Log
     if stripped.startswith("--- Logging error ---"):
         stream.in_logging = True
         return
-    if stripped.startswith(_IGNORED):
-        stream.header = stripped, index
+    if stripped.startswith(_IGNORED) or is_overcome(line):
+        stream.header = stripped, index, line.place
         return
     if stripped == "Call stack:" and stream.last is not None and index - found[stream.last].at <= 3:
         # Python prints this below an exception that a log record caused while it was written.
@@ -231,7 +246,8 @@ def _add(kind: str, message: str, index: int, line: LogLine, stream: _Stream, fo
         frame.function in _WRITING and frame.file.endswith(("logging/__init__.py", "dump_input.py")) for frame in stream.frames
     )
     first = index if stream.first is None else stream.first
-    header = stream.header[0] if 0 <= first - stream.header[1] <= 2 else ""
+    above, at, place = stream.header
+    header = above if 0 <= first - at <= 2 and place in ("", line.place) else ""
     in_thread = header.startswith("Exception in thread")
     found.append(
         LoggedException(
@@ -441,14 +457,7 @@ class LogTimeline(NamedTuple):
 def read_timeline(log: Log, texts: Sequence[FailureText] = TEXTS) -> LogTimeline:
     """Reads the timeline in one pass over the lines."""
     lines = log.lines
-    # Without the records of programs beside the server, unless such records are what holds its own.
-    foreign = {
-        at
-        for at, line in enumerate(lines)
-        if line.text[:1] in _STRANGERS_BEGIN and not line.process and _STRANGER.match(line.text)
-    }
-    if foreign and len(foreign) < WRAPPED_SHARE * sum(bool(line.text) for line in lines):
-        lines = [line._replace(text="") if at in foreign else line for at, line in enumerate(lines)]
+    lines = _without_others(lines)
     # Without what users wrote: a prompt may quote a traceback, and it is nobody's failure.
     if any(word in line.text for line in lines for word in _USERS):
         marked = (f"{_RECORD}{line.text}" if line.level else line.text for line in lines)
@@ -472,9 +481,82 @@ def read_timeline(log: Log, texts: Sequence[FailureText] = TEXTS) -> LogTimeline
 _STRANGER = re.compile(
     r'\{ ?"|(?:time|ts)="?\d{4}-\d\d-\d\dT\S{1,40} level=|[IWEF]\d{4} [\d:.]{8,16} {1,8}\d{1,9} [\w-]{1,60}\.go:\d'
 )
-
-
 _STRANGERS_BEGIN = frozenset("{tIWEF")
+# Where another logger's record begins without a level that is known; and what has a level and is the server's: uvicorn, torch.
+_BEGINS_RECORD = re.compile(r"\[?(?:\d{4}[-/]\d\d[-/]\d\d[ T])?\d\d:\d\d:\d\d|([=*#-])\1\1.{1,60}\1\1\1$|>>> .{0,80}:$")
+_IS_SERVERS = re.compile(r"[A-Z]{4,8}: {4,}|\[[IWEF]\d{4} ")
+
+
+def is_anothers_record(line: LogLine) -> bool:
+    """True for a record with a level that is none of vLLM's, uvicorn's or torch's."""
+    return bool(line.level) and not (line.process or line.place or _IS_SERVERS.match(line.text))
+
+
+def _without_others(lines: Sequence[LogLine]) -> Sequence[LogLine]:
+    """The lines without the text of what other programs wrote beside a server that signs its own."""
+    foreign = {
+        at
+        for at, line in enumerate(lines)
+        if line.text[:1] in _STRANGERS_BEGIN and not line.process and _STRANGER.match(line.text)
+    }
+    if len(foreign) >= WRAPPED_SHARE * sum(bool(line.text) for line in lines):
+        foreign = set()  # such records are what holds the server's own
+    foreign.update(_of_strange_writers(lines))
+    if any(line.place for line in lines):
+        foreign.update(_below_strange_records(lines))
+    return [line._replace(text="") if at in foreign else line for at, line in enumerate(lines)] if foreign else lines
+
+
+def _of_strange_writers(lines: Sequence[LogLine]) -> Iterator[int]:
+    """What containers and Ray's processes wrote that never say a word of vLLM's, and that no other judge reads."""
+    roles = words("names")["roles"]["patterns"][:-1]
+    marks = ("vllm", *TRAINER_FILES, *(word.lower() for kind in KINDS.values() for some in kind for word in WRITTEN_BY[some]))
+    strange = {
+        (server, process) for server, process in {(line.server, line.process) for line in lines}
+        if server or not (process.startswith("pid=") or any(re.match(pattern, process) for _, pattern in roles))
+    } - {("", "")}  # fmt: skip
+    is_named = False  # whether the rest speaks of vLLM
+    for line in lines if strange else ():
+        if (line.server, line.process) not in strange:
+            is_named = is_named or bool(line.place) or "vllm" in line.text
+        elif line.place or any(word in line.text.lower() for word in marks):
+            strange.discard((line.server, line.process))
+            is_named = True
+    return (at for at, line in enumerate(lines) if (line.server, line.process) in strange) if strange and is_named else iter(())
+
+
+def _below_strange_records(lines: Sequence[LogLine]) -> Iterator[int]:
+    """What stands without a signature below a record of another logger: more of it.
+
+    That is an exception without its traceback, which Python never prints, and everything where the record announces a text
+    by a colon. A traceback is not, whoever it belongs to; and a call below it goes on with one that the record broke into.
+    """
+    bare = [line.at is not None for line in lines if line.text and not (line.process or line.place or line.level)]
+    is_stamped = sum(bare) * 2 > len(bare)
+    in_traceback = inside = announces = broken = False
+    quoted: list[int] = []
+    for at, line in enumerate([*lines, _END]):
+        text = line.text
+        is_signed = bool(line.process or line.place) or _IS_SERVERS.match(text) is not None
+        is_call = text.startswith("  File ")
+        if not is_signed and (line.level or (line.at is not None and not is_stamped) or _BEGINS_RECORD.match(text)):
+            inside, announces, broken = True, text.rstrip().endswith(":"), broken or in_traceback
+        elif is_signed or is_call or "Traceback (" in text or "%|" in text or text.startswith("usage: "):
+            if broken and not is_call:  # the last exception was that of the traceback
+                last = next((one for one in reversed(quoted) if _compiled(_RAISED).match(lines[one].text)), at)
+                quoted = [one for one in quoted if one < last]
+            yield from quoted
+            quoted, inside, broken = [], False, False
+            in_traceback = is_call or "Traceback (" in text
+        elif inside and (announces or _compiled(_RAISED).match(text)):
+            quoted.append(at)
+        elif text and not text[0].isspace():
+            in_traceback = False
+
+
+_END = LogLine(None, "end", "", None, "")
+
+
 _USERS = ("Received request ", "prompt: '", 'prompt: "', "Generated response")
 _RECORD = "INFO 01-01 00:00:00 [a.py:1] "  # what a record of vLLM's begins with: it ends a text that was never closed
 
