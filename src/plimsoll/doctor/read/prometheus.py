@@ -95,13 +95,6 @@ def fetch_range(
     return _belonging(found)
 
 
-def ask_range(
-    url: str, names: tuple[str, ...], asked: TimeRange, match: Mapping[str, str], *, timeout_s: float
-) -> tuple[MetricSeries, ...]:
-    """The series of these names and labels, and no others; none is an answer, too."""
-    return tuple(_answered(_base(url), names, asked, match, timeout_s))
-
-
 @cache
 def _metrics() -> dict[str, tuple[str, float]]:
     """Every metric that is asked for, with our name for it and what one of its units is in ours."""

@@ -74,9 +74,8 @@ class Blame(StrEnum):
 
 
 class Xid(NamedTuple):
-    """One number of the catalog."""
+    """The meaning of one number of the catalog."""
 
-    number: int
     meaning: str
     blame: Blame
     cure: str
@@ -84,11 +83,9 @@ class Xid(NamedTuple):
 
 def explain(number: int) -> Xid:
     """The meaning of an Xid number; a number that is not in the table is unknown, never guessed."""
-    row = next((row for row in words("kernel")["xids"] if row[0] == number), None)
-    if row is None:
-        unknown = "a GPU error this table does not hold"
-        return Xid(number, unknown, Blame.UNKNOWN, "look the number up in NVIDIA's Xid catalog")
-    return Xid(number, row[1], Blame(row[2]), row[3])
+    unknown = (number, "a GPU error this table does not hold", "unknown", "look the number up in NVIDIA's Xid catalog")
+    _, meaning, blame, cure = next((row for row in words("kernel")["xids"] if row[0] == number), unknown)
+    return Xid(meaning, Blame(blame), cure)
 
 
 MOST_EVENTS = 2000
@@ -166,7 +163,7 @@ def _judge_xids(log: Log, xids: Sequence[XidEvent]) -> tuple[list[Finding], list
             after = f" {echoes} other Xid line(s) on this card are most likely its consequence." if echoes else ""
             findings.append(finding(
                 "xid-fault", quote(log, [event.line for event in (*faults, *here)]), first=cures, **figures, after=after,
-                confidence=0.6 if first.number in (32, 38) else None,
+                confidence=0.6 if numbers[0] in (32, 38) else None,
             ))  # fmt: skip
         elif programs:  # certain of the access, not of whose bug it is
             named = any(event.name and process_owner(event.name) == "vllm" for event in programs)
@@ -177,7 +174,7 @@ def _judge_xids(log: Log, xids: Sequence[XidEvent]) -> tuple[list[Finding], list
             ))  # fmt: skip
         elif repaired:
             shown = quote(log, [event.line for event in repaired])
-            findings.append(finding("xid-repaired", shown, **figures, number=first.number, cure=first.cure))
+            findings.append(finding("xid-repaired", shown, **figures, number=numbers[0], cure=first.cure))
         strangers = [e for e in by[Blame.PROGRAM] if e not in programs]
         notes += [f"Xid {e.number} on {device} belongs to {e.name}, not to vLLM" for e in strangers]
         for event in (*by[Blame.ECHO], *by[Blame.UNKNOWN]):

@@ -503,7 +503,7 @@ def _without_strangers(
     """The texts without those that no process of the server signs and after which it went on: another program's.
 
     So are a shell's words of a process while the API server writes on, or of a command that is not the server's; and Ray's
-    words where nothing shows that the server runs in it.
+    words where the server names a failure of its own and nothing shows that it runs in Ray.
     """
     lines = timeline.log.lines
     signed = [at for at in range(run.first, run.end) if lines[at].place]
@@ -513,27 +513,25 @@ def _without_strangers(
     work = [at for at in timeline.serving if run.first <= at < run.end]
     outlived = max([*steps[-1:], *work[-2:-1], *(at for at in work if any(word in lines[at].text for word in UP))], default=-1)
     owners = _Owners(exceptions, lines)
-    has_ray = any(hit.text.speaker == "ray" for hit in hits) and any(
-        re.search(r"\b[Rr]ay|\bip=", f"{lines[at].process} {lines[at].place} {lines[at].text}") for at in signed
-    )
+    names_failure = any(_is_signed(one.at, one, lines) for one in exceptions)
     servers = spans_of_servers(lines, run.first, run.end)
-    found = []
-    for hit in hits:
-        is_signed = _is_signed(hit.at, owners.of(hit.at), lines)
-        job = re.search(_SHELLS_JOB, lines[hit.at].text)
-        is_anothers = (hit.text.speaker == "ray" and not has_ray) or (
-            job is not None
-            and (
-                any(first < hit.at < last - LOOSE_REACH for first, last in servers.values())
-                or (bool(servers and job["pid"]) and f"{_SERVER}{job['pid']}" not in servers and "vllm" not in job["command"])
-            )
-        )
-        is_over = hit.at <= outlived and hit.text.speaker not in ("kernel", "nvml")
-        if is_signed or not (is_anothers or is_over):
-            found.append(hit)
-    return found
+
+    def is_anothers(hit: Hit) -> bool:
+        if hit.text.speaker == "ray" and names_failure:
+            return not any(re.search(_RAYS, f"{lines[at].process} {lines[at].place} {lines[at].text}") for at in signed)
+        if (job := re.search(_SHELLS_JOB, lines[hit.at].text)) is None:
+            return False
+        is_named = job["pid"] is None or "vllm" in job["command"] or f"{_SERVER}{job['pid']}" in servers or not servers
+        return not is_named or any(first < hit.at < last - LOOSE_REACH for first, last in servers.values())
+
+    return [
+        hit for hit in hits
+        if _is_signed(hit.at, owners.of(hit.at), lines)
+        or not (is_anothers(hit) or (hit.at <= outlived and hit.text.speaker not in ("kernel", "nvml")))
+    ]  # fmt: skip
 
 
+_RAYS = r"\b[Rr]ay|\bip="
 _SHELLS_JOB = (
     r"^(?:\S.{0,159}: line \d{1,6}:\s{1,8}(?P<pid>\d{1,10}) )?\s{0,8}"
     r"(?:Killed|(?:[A-Z][\w ]{3,40})\(core dumped\))(?P<command>$| {2,}.*)"

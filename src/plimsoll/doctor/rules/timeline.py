@@ -51,6 +51,7 @@ _RAISED = (
 _ANY_EXCEPTION = r"^(?!INFO|WARNING|ERROR|DEBUG|CRITICAL|NOTE|Process )((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})(?::\s(.*))?$"
 _INLINE_EXCEPTION = r"\b((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception)): (.*)$"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_HEADS = ("Call stack:", *_CHAINED)
 _IGNORED = ("Exception ignored in", "Exception in thread", "Task exception was never retrieved")
 _OVERCOME = ("alling back ", "fall back to ", "will be disabled", "trying again", "etrying")
 _WRITING = frozenset(
@@ -171,8 +172,9 @@ def _is_intruder(lines: Sequence[LogLine], index: int, stream: _Stream) -> bool:
     is_code = (index == stream.call + 1 and following.text.startswith("    ")) or (bool(below) and not set(below) - {"^", "~"})
     if is_code:
         return True
-    for line in lines[index + 1 : index + REACH]:  # its calls go on below, without a head of their own
-        if "Traceback (" in line.text or line.text.startswith(_CHAINED) or line.process != stream.process:
+    is_ours = any("vllm" in frame.file for frame in stream.frames)
+    for line in lines[index + 1 : index + (REACH if is_ours else 2)]:  # its calls go on below, without a head of their own
+        if "most recent call" in line.text or line.text.startswith(_HEADS) or line.process != stream.process:
             break
         if _traceback_pattern(_FRAME).match(line.text) is not None:
             return True
@@ -470,7 +472,8 @@ def read_timeline(log: Log, texts: Sequence[FailureText] = TEXTS) -> LogTimeline
     for one in exceptions:
         if "\n" in one.message and one.at not in told and not any(at in told for at in range(one.at, one.at + 4)):
             whole = LogLine(None, one.process, "", None, f"{one.kind}: " + " ".join(one.message.split()))
-            hits += [Hit(text, one.at) for text in texts if text.needle in whole.text and _counts(text, whole)]
+            told_in = (text for text in texts if text.role is not Role.STOP and text.needle in whole.text)
+            hits += [Hit(text, one.at) for text in told_in if _counts(text, whole)]
     hits.sort(key=lambda hit: hit.at)
     milestones = list(_milestones(lines))
     serving = [at for at, step in milestones if step is ServerProgress.SERVING]
@@ -510,19 +513,18 @@ def _without_others(lines: Sequence[LogLine]) -> Sequence[LogLine]:
 def _of_strange_writers(lines: Sequence[LogLine]) -> Iterator[int]:
     """What containers and Ray's processes wrote that never say a word of vLLM's, and that no other judge reads."""
     roles = words("names")["roles"]["patterns"][:-1]
-    marks = ("vllm", *TRAINER_FILES, *(word.lower() for kind in KINDS.values() for some in kind for word in WRITTEN_BY[some]))
+    marks = (*TRAINER_FILES, *(word.lower() for kind in KINDS.values() for some in kind for word in WRITTEN_BY[some]))
     strange = {
         (server, process) for server, process in {(line.server, line.process) for line in lines}
         if server or not (process.startswith("pid=") or any(re.match(pattern, process) for _, pattern in roles))
     } - {("", "")}  # fmt: skip
     is_named = False  # whether the rest speaks of vLLM
     for line in lines if strange else ():
-        if (line.server, line.process) not in strange:
-            is_named = is_named or bool(line.place) or "vllm" in line.text
-        elif line.place or any(word in line.text.lower() for word in marks):
-            strange.discard((line.server, line.process))
-            is_named = True
-    return (at for at, line in enumerate(lines) if (line.server, line.process) in strange) if strange and is_named else iter(())
+        is_ours = bool(line.place) or "vllm" in line.text.lower()
+        is_named = is_named or is_ours
+        if (who := (line.server, line.process)) in strange and (is_ours or any(word in line.text.lower() for word in marks)):
+            strange.discard(who)
+    return (at for at, line in enumerate(lines) if is_named and (line.server, line.process) in strange)
 
 
 def _below_strange_records(lines: Sequence[LogLine]) -> Iterator[int]:
