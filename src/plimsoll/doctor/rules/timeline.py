@@ -490,9 +490,9 @@ _BEGINS_RECORD = re.compile(r"\[?(?:\d{4}[-/]\d\d[-/]\d\d[ T])?\d\d:\d\d:\d\d|([
 _IS_SERVERS = re.compile(r"[A-Z]{4,8}: {4,}|\[[IWEF]\d{4} ")
 
 
-def is_anothers_record(line: LogLine) -> bool:
-    """True for a record with a level that is none of vLLM's, uvicorn's or torch's."""
-    return bool(line.level) and not (line.process or line.place or _IS_SERVERS.match(line.text))
+def is_servers(line: LogLine) -> bool:
+    """True if a process of the server signs the line, or it is a record of uvicorn's or torch's."""
+    return bool(line.process or line.place) or _IS_SERVERS.match(line.text) is not None
 
 
 def _without_others(lines: Sequence[LogLine]) -> Sequence[LogLine]:
@@ -514,17 +514,17 @@ def _of_strange_writers(lines: Sequence[LogLine]) -> Iterator[int]:
     """What containers and Ray's processes wrote that never say a word of vLLM's, and that no other judge reads."""
     roles = words("names")["roles"]["patterns"][:-1]
     marks = (*TRAINER_FILES, *(word.lower() for kind in KINDS.values() for some in kind for word in WRITTEN_BY[some]))
-    strange = {
-        (server, process) for server, process in {(line.server, line.process) for line in lines}
-        if server or not (process.startswith("pid=") or any(re.match(pattern, process) for _, pattern in roles))
-    } - {("", "")}  # fmt: skip
+    named = {line.process for line in lines}
+    actors = {one for one in named if one and not one.startswith("pid=") and not any(re.match(role, one) for _, role in roles)}
+    writers = [(line.server, line.process if line.process in actors else "") for line in lines]
+    strange = set(writers) - {("", "")}
     is_named = False  # whether the rest speaks of vLLM
-    for line in lines if strange else ():
-        is_ours = bool(line.place) or "vllm" in line.text.lower()
+    for line, writer in zip(lines, writers, strict=True) if strange else ():
+        is_ours = bool(line.place) or (line.process != "" and not writer[1]) or "vllm" in line.text.lower()
         is_named = is_named or is_ours
-        if (who := (line.server, line.process)) in strange and (is_ours or any(word in line.text.lower() for word in marks)):
-            strange.discard(who)
-    return (at for at, line in enumerate(lines) if is_named and (line.server, line.process) in strange)
+        if writer in strange and (is_ours or any(word in line.text.lower() for word in marks)):
+            strange.discard(writer)
+    return (at for at, writer in enumerate(writers) if is_named and writer in strange)
 
 
 def _below_strange_records(lines: Sequence[LogLine]) -> Iterator[int]:
@@ -538,8 +538,7 @@ def _below_strange_records(lines: Sequence[LogLine]) -> Iterator[int]:
     in_traceback = inside = announces = broken = False
     quoted: list[int] = []
     for at, line in enumerate([*lines, _END]):
-        text = line.text
-        is_signed = bool(line.process or line.place) or _IS_SERVERS.match(text) is not None
+        text, is_signed = line.text, is_servers(line)
         is_call = text.startswith("  File ")
         if not is_signed and (line.level or (line.at is not None and not is_stamped) or _BEGINS_RECORD.match(text)):
             inside, announces, broken = True, text.rstrip().endswith(":"), broken or in_traceback

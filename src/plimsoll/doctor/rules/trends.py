@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from plimsoll.doctor.remedies.runtime import kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.rules.log_text import Log, LogLine
-from plimsoll.doctor.rules.timeline import is_anothers_record
+from plimsoll.doctor.rules.timeline import is_servers
 from plimsoll.doctor.rules.trend_growth import (
     SEVERE_STORM,
     STORM,
@@ -349,7 +349,7 @@ def judge_log_trends(log: Log) -> tuple[Finding, ...]:
     timed: set[tuple[str, str]] = set()
     tokens = None
     for line in log.lines:
-        if line.at is not None and not is_anothers_record(line):
+        if line.at is not None and (is_servers(line) or not line.level):
             heard[line.server] = line.at
             timed.add((line.server, line.process))
         if _PREEMPTED in line.text and "KV cache" in line.text:
