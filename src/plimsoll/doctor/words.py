@@ -22,6 +22,12 @@ def words(name: str, folder: str = "doctor/data") -> Any:
         return yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  either is safe
 
 
+def fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as the fields of a rule: codes, severities and remedies are made what they are in the code."""
+    made: dict[str, Any] = {"code": Code, "severity": Severity, "remedy": remedies, "not_a_remedy": tuple}
+    return {name: made.get(name, lambda value: value)(value) for name, value in row.items()}
+
+
 def remedies(rows: Iterable[Mapping[str, str]]) -> tuple[Remedy, ...]:
     """The remedies of a row."""
     return tuple(Remedy(**row) for row in rows)
