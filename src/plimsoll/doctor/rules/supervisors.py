@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from calendar import timegm
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import Log, LogLine
@@ -110,14 +109,18 @@ def seconds_between(begin: str, end: str) -> float | None:
     stamps = []
     for text in (begin, end):
         if found := re.search(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)", text):
-            year, month, *rest = map(int, found.groups())
+            year, month, day, hour, minute, second = map(int, found.groups())
         elif (found := re.search(r"(\d\d) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d)", text)) and found[2] in _MONTHS:
-            year, month, rest = int(found[3]), _MONTHS.index(found[2]) + 1, [int(found[at]) for at in (1, 4, 5, 6)]
+            day, month, year = int(found[1]), _MONTHS.index(found[2]) + 1, int(found[3])
+            hour, minute, second = int(found[4]), int(found[5]), int(found[6])
         else:
             return None
         if year < 1971 or not 1 <= month <= 12:
             return None  # docker writes 0001-01-01 for "not yet"
-        stamps.append(float(timegm((year, month, *rest))))
+        # Days of the civil calendar, counted from March so that the leap day comes last.
+        shifted = year - (month <= 2)
+        days = shifted * 365 + shifted // 4 - shifted // 100 + shifted // 400 + (153 * ((month + 9) % 12) + 2) // 5 + day
+        stamps.append(days * 86400.0 + hour * 3600 + minute * 60 + second)
     return stamps[1] - stamps[0] if stamps[1] >= stamps[0] else None
 
 
