@@ -233,7 +233,11 @@ _WRONG_FIFTH = (
     "Qwen2.5-Omni's film to take what Qwen2.5-VL's does. One on an MI355X and one on an H200 are not in the tables: their "
     "commands are not known whole."
 )
-WRONG = (_WRONG_FIRST, _WRONG_SECOND, _WRONG_THIRD, _WRONG_FOURTH, _WRONG_FIFTH)
+_WRONG_SIXTH = (
+    "Nothing was out of its band. An NVFP4 copy whose maker is not named left 2.6 GiB more than planned on a 5090; the other "
+    "six are within 1 % of the card."
+)
+WRONG = (_WRONG_FIRST, _WRONG_SECOND, _WRONG_THIRD, _WRONG_FOURTH, _WRONG_FIFTH, _WRONG_SIXTH)
 
 
 def _first_answers(starts: list[Newer], missing: list[int]) -> list[str]:

@@ -97,7 +97,7 @@ def derive(name: str, known: Mapping[str, bool]) -> Derivation | None:
         beside = 0
         if parsed.stem != wanted.stem:
             beside = 0 if is_own else _words_beside(wanted.words, parsed.words)
-            if not beside:
+            if not beside or "NVFP4" in (wanted.quantized or ""):  # a fine-tuner's own recipe: attention may be in 16 bits
                 continue
         elif parsed.edition != wanted.edition and not (is_own or wanted.quantized):
             beside = 1

@@ -477,7 +477,9 @@ def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estim
     is_guess, all_quantised = stored is not None and stored.by_name and scheme is not None and scheme.width == "4", ignored
     # A hybrid's plain AWQ and GPTQ leave all attention in 16 bits (QuantTrio/Qwen3.5-9B-AWQ: 11.21 GiB, not 8.1); checkpoints
     # named AWQ-4bit do not (cyankiwi).
-    leaves_attention = stored is not None and stored.method in ("awq", "gptq") and any(k.keeps_state for k in shape.kinds)
+    is_hybrid = any(kind.keeps_state for kind in shape.kinds)
+    leaves_attention = stored is not None and stored.method in ("awq", "gptq") and is_hybrid
+    may_leave_attention = is_guess and stored is not None and stored.method == "modelopt" and is_hybrid
     is_guess = is_guess and (shape.moe is not None or leaves_attention)
     if is_guess:  # beside the experts, linear attention is left in 16 bits
         ignored = (*ignored, "*linear_attn*", "*self_attn*") if leaves_attention else (*ignored, "*linear_attn*")
@@ -485,8 +487,9 @@ def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estim
     value, towers_known = _count(shape, settings, family, storing)
     below, above, why = band_of(shape, family, scheme, unclear=unclear, towers_known=towers_known)
     low, high = int(value * (1 - below)) - ALLOCATOR_SLACK, int(value * (1 + above)) + ALLOCATOR_SLACK
-    if is_guess:  # and often all attention
-        high = max(high, _count(shape, settings, family, replace(storing, ignored=(*ignored, "*self_attn*")))[0])
+    if is_guess or may_leave_attention:  # often all attention; some NVFP4 checkpoints of dense hybrids do so too
+        attention = (*ignored, "*linear_attn*", "*self_attn*")
+        high = max(high, _count(shape, settings, family, replace(storing, ignored=attention))[0])
         low = min(low, int(0.98 * _count(shape, settings, family, replace(storing, ignored=all_quantised))[0]))
     weights = Estimate(value, max(0, low), high, why)
     if scheme is None or scheme.expert_padding == (1, 1):
