@@ -112,7 +112,7 @@ def vllm_case(trace: Trace, settings: EngineLimits) -> dict[str, Any]:
             for arrival, prompt, output, priority in rows
         ],
         "prefix_block": trace.prefix_block,
-        "settings": {**settings._asdict(), "groups": []},
+        "settings": settings.named,
         "step_time": step_time,
         "blocks": False,
     }

@@ -35,6 +35,10 @@ def traffic(rate: int = 20) -> Trace:
     return generate(parse_synthetic(f"synthetic:requests=120,rate={rate},prompt=300,output=60,prompt_max=2000,seed=3"))
 
 
+def chosen_by(trace: Trace, engines: int, router: str = LEAST_LOAD) -> Integers:
+    return route(trace, LIMITS, TIMES, RoutedEngines(engines, router))[0]
+
+
 def stamps(run: Replay) -> list[Integers]:
     return [run.first_sched_ns, run.first_token_ns, run.finish_ns, run.preemptions, run.cached_tokens]
 
@@ -43,7 +47,7 @@ def test_each_engine_is_exactly_its_own_part_of_the_trace() -> None:
     """For every router, N engines equal N separate replays of the split trace, stamp by stamp and step by step."""
     trace = traffic()
     for router in ROUTERS:
-        engine_of = route(trace, LIMITS, TIMES, 3, router)
+        engine_of = chosen_by(trace, 3, router)
         runs = replay_each(trace, LIMITS, TIMES, engine_of, 3)
         whole = merge_replays(trace, runs, engine_of)
         for engine in range(3):
@@ -59,7 +63,7 @@ def test_each_engine_is_exactly_its_own_part_of_the_trace() -> None:
 def test_what_a_router_looks_at_is_what_the_replay_then_does() -> None:
     """The engines that a router watches make the replay's steps: at every arrival both agree on who is in flight."""
     trace = traffic()
-    engine_of = route(trace, LIMITS, TIMES, 2, LEAST_LOAD)
+    engine_of = chosen_by(trace, 2, LEAST_LOAD)
     runs = replay_each(trace, LIMITS, TIMES, engine_of, 2)
     engines = [RoutedEngine(LIMITS, TIMES, trace.prefix_block) for _ in range(2)]
     for request, arrival in enumerate(trace.arrival_ns.tolist()):
@@ -74,27 +78,27 @@ def test_what_a_router_looks_at_is_what_the_replay_then_does() -> None:
 def test_choices_repeat_and_follow_the_router() -> None:
     """Round robin takes turns; the least loaded engine is the one with the fewest in flight; a beginning stays where it was."""
     trace = traffic()
-    assert route(trace, LIMITS, TIMES, 3, ROUND_ROBIN).tolist() == [number % 3 for number in range(trace.size)]
+    assert chosen_by(trace, 3, ROUND_ROBIN).tolist() == [number % 3 for number in range(trace.size)]
     for router in (LEAST_LOAD, PREFIX, GATEWAY):
-        assert route(trace, LIMITS, TIMES, 3, router).tolist() == route(trace, LIMITS, TIMES, 3, router).tolist()
+        assert chosen_by(trace, 3, router).tolist() == chosen_by(trace, 3, router).tolist()
     second = 10**9
     slow_then_fast = make_trace("t", [0, second, 2 * second, 3 * second], [100] * 4, [2000, 5, 5, 5])
-    assert route(slow_then_fast, LIMITS, TIMES, 2, LEAST_LOAD).tolist() == [0, 1, 1, 1]
+    assert chosen_by(slow_then_fast, 2, LEAST_LOAD).tolist() == [0, 1, 1, 1]
     talks = make_trace(
         "t", [0, second, *(n * 100 * second for n in range(1, 5))], [600] * 6, [500, 5, 5, 5, 5, 5],
         ids=[[1, 2], [7, 8], [1, 2], [7, 8], [1, 3], [7, 8]],
     )  # fmt: skip
-    assert route(talks, LIMITS, TIMES, 2, PREFIX).tolist() == [0, 1, 0, 1, 0, 1]
-    assert route(talks, LIMITS, TIMES, 2, GATEWAY).tolist() == [0, 1, 0, 1, 0, 1], "the second comes while the first is busy"
+    assert chosen_by(talks, 2, PREFIX).tolist() == [0, 1, 0, 1, 0, 1]
+    assert chosen_by(talks, 2, GATEWAY).tolist() == [0, 1, 0, 1, 0, 1], "the second comes while the first is busy"
 
 
 def test_a_second_engine_helps_an_overloaded_one() -> None:
     """With more than one engine can serve, two finish sooner and nobody waits as long; one engine is the plain replay."""
     trace = traffic(rate=80)
     one = replay(trace, LIMITS, TIMES)
-    same = merge_replays(trace, [one], route(trace, LIMITS, TIMES, 1))
+    same = merge_replays(trace, [one], chosen_by(trace, 1))
     assert summarise(same) == summarise(one)
-    engine_of = route(trace, LIMITS, TIMES, 2)
+    engine_of = chosen_by(trace, 2)
     two = merge_replays(trace, replay_each(trace, LIMITS, TIMES, engine_of, 2), engine_of)
     assert two.totals.end_ns < one.totals.end_ns
     assert (summarise(two).ttft.p99 or 0) < (summarise(one).ttft.p99 or 0)
@@ -103,7 +107,7 @@ def test_a_second_engine_helps_an_overloaded_one() -> None:
 def test_a_request_that_is_too_long_stands_in_nobodys_way() -> None:
     """vLLM's API server refuses it: the engines that a router watches go on, and end with nothing in flight."""
     trace = generate(parse_synthetic("synthetic:requests=120,rate=20,prompt=1500,output=60,prompt_max=9000,seed=3"))
-    engine_of = route(trace, LIMITS, TIMES, 2)
+    engine_of = chosen_by(trace, 2)
     engines = [RoutedEngine(LIMITS, TIMES, trace.prefix_block) for _ in range(2)]
     for request, arrival in enumerate(trace.arrival_ns.tolist()):
         for engine in engines:
@@ -120,7 +124,7 @@ def test_engines_in_lockstep_wait_for_the_slowest() -> None:
     """One alone is the plain replay; with a second one that has long prompts to read, every step of the first takes as long."""
     trace = traffic()
     engine, plain = RoutedEngine(LIMITS, TIMES, trace.prefix_block, trace.size), replay(trace, LIMITS, TIMES)
-    alone = Lockstep([engine], 10_000)
+    alone = Lockstep([engine])
     for request, arrival in enumerate(trace.arrival_ns.tolist()):
         alone.go_on(arrival)
         engine.take(trace, request, alone.begin_ns(arrival))

@@ -52,7 +52,6 @@ SHAPES = {
     "data_parallel_size": ("dp", "1,2"),
     "quantization": ("quantization", "fp8"),
 }
-NO_MODEL = "which model? plimsoll tune TRACE --model MODEL --gpu NAME, or a whole command after `--`"
 
 
 def _share(text: str, name: str) -> float:
@@ -86,6 +85,8 @@ def run(options: TuneOptions) -> int:
 
     if options.keep is not None and options.slo is None:
         raise BadInput("--keep needs a promise to keep: --slo ttft=2s,tpot=50ms")
+    if options.verbatim is None and options.model is None:
+        raise BadInput("which model? plimsoll tune TRACE --model MODEL --gpu NAME, or a whole command after `--`")
     if options.keep is not None and options.replicas is not None:
         raise BadInput("--keep finds how many servers it takes: leave out --replicas")
     with telling(say_compiling):
@@ -123,8 +124,6 @@ def _compare(options: TuneOptions, shapes: dict[str, list[str]]) -> int:
         raise BadInput("several cards or shapes are compared by what they keep: add --slo ttft=2s,tpot=50ms --keep 99")
     if (name := first_given(options, "commands", "fit", "times")) is not None:
         raise BadInput(f"{name} goes with one card and one shape")
-    if options.verbatim is None and options.model is None:
-        raise BadInput(NO_MODEL)
     prices = read_prices(options.prices) if options.prices is not None else None
     named = {word: card_word(word) for word in (options.gpu or "").split(",")}
     for card, _ in named.values():
@@ -178,8 +177,6 @@ def tune_one(options: TuneOptions) -> TuneReport:
     from plimsoll.tune.inputs import read_tune_inputs
     from plimsoll.tune.runners import runner_on, with_progress
 
-    if options.verbatim is None and options.model is None:
-        raise BadInput(NO_MODEL)
     asked = read_tune_inputs(options, options.model, options.slo)
     with bar("replaying", "runs of this round") as progress:
         run = with_progress(runner_on(options.on), progress)

@@ -110,8 +110,8 @@ class Lockstep:
     The next step is decided when the last one is over, with async scheduling too.
     """
 
-    def __init__(self, engines: Sequence[RoutedEngine], patience: int) -> None:
-        self._engines, self._patience = engines, patience
+    def __init__(self, engines: Sequence[RoutedEngine]) -> None:
+        self._engines, self._patience = engines, PATIENCE_STEPS + 10 * engines[0].run.settings.max_model_len
         self._now = self._in_flight = self._rounds = 0  # the end of the step under way, or the last thing that happened
 
     def go_on(self, to_ns: int) -> None:
@@ -141,39 +141,30 @@ def route(
     trace: Trace,
     settings: EngineLimits,
     step_time: StepTime,
-    replicas: int,
-    router: str = LEAST_LOAD,
+    routed: RoutedEngines,
     *,
     speedup: float = 1.0,
     on_progress: OnProgress | None = None,
-) -> Integers:
-    """The engine of each request, from 0 on."""
-    if replicas == 1 or router == ROUND_ROBIN:
-        return np.arange(trace.size, dtype=np.int64) % replicas
-    engines = [RoutedEngine(settings, step_time, trace.prefix_block) for _ in range(replicas)]
-    return _routed(trace, engines, (speed_up(trace, speedup) + step_time.front_ns).tolist(), router, (), on_progress)
-
-
-def _routed(
-    trace: Trace,
-    engines: Sequence[RoutedEngine],
-    arrivals: Sequence[int],
-    router: str,
-    servers: Sequence[Lockstep],
-    on_progress: OnProgress | None,
-) -> Integers:
-    """Runs the engines to each arrival, and gives the request to the router's choice; `servers` hold engines in lockstep."""
+) -> tuple[Integers, Sequence[RoutedEngine]]:
+    """The engine of each request, from 0 on, and the engines: those that wait for each other as they are in the end."""
+    number, router, together = routed
+    if together == 1 and (number == 1 or router == ROUND_ROBIN):
+        return np.arange(trace.size, dtype=np.int64) % number, ()
+    limits, rows = (settings, FIRST_ROWS) if together == 1 else (settings.turned(async_scheduling=False), max(1, trace.size))
+    engines = [RoutedEngine(limits, step_time, trace.prefix_block, rows) for _ in range(number)]
+    groups = [Lockstep(engines[first : first + together]) for first in range(0, number, together)]
     chosen = np.zeros(trace.size, dtype=np.int64)
-    for request, arrival in enumerate(arrivals):
-        for part in servers or engines:
+    for request, arrival in enumerate((speed_up(trace, speedup) + step_time.front_ns).tolist()):
+        for part in engines if together == 1 else groups:
             part.go_on(arrival)
-        place = _choice(engines, router, trace, request)
-        begin = servers[place * len(servers) // len(engines)].begin_ns(arrival) if servers else arrival
+        chosen[request] = place = _choice(engines, router, trace, request)
+        begin = arrival if together == 1 else groups[place // together].begin_ns(arrival)
         engines[place].take(trace, request, begin)
-        chosen[request] = place
         if on_progress is not None and request % PROGRESS_EVERY == 0:
             on_progress(request, trace.size)
-    return chosen
+    for group in groups if together > 1 else ():
+        group.go_on(FOREVER)
+    return chosen, engines
 
 
 def _choice(engines: Sequence[RoutedEngine], router: str, trace: Trace, request: int) -> int:
@@ -199,26 +190,16 @@ def replay_routed(
     clock: Callable[[], float] | None = None,
 ) -> tuple[Integers, list[Replay]]:
     """The engine of each request, and each engine's replay."""
-    replicas, router, together = routed
-    if together == 1:
-        chosen = route(trace, settings, step_time, replicas, router, speedup=speedup, on_progress=on_progress)
-        return chosen, replay_each(trace, settings, step_time, chosen, replicas, speedup=speedup, clock=clock)
-    engines = [
-        RoutedEngine(settings.turned(async_scheduling=False), step_time, trace.prefix_block, max(1, trace.size))
-        for _ in range(replicas)
-    ]
-    patience, begin = PATIENCE_STEPS + 10 * settings.max_model_len, clock() if clock else 0.0
-    servers = [Lockstep(engines[first : first + together], patience) for first in range(0, replicas, together)]
-    arrivals = speed_up(trace, speedup) + step_time.front_ns
-    chosen = _routed(trace, engines, arrivals.tolist(), router, servers, on_progress)
-    for server in servers:
-        server.go_on(FOREVER)
+    begin = clock() if clock else 0.0
+    chosen, engines = route(trace, settings, step_time, routed, speedup=speedup, on_progress=on_progress)
+    if routed.together == 1:
+        return chosen, replay_each(trace, settings, step_time, chosen, routed.number, speedup=speedup, clock=clock)
     if left := sum(engine.run.waiting for engine in engines):
         raise never_scheduled(left, settings)
-    rows = [np.flatnonzero(chosen == engine) for engine in range(replicas)]
-    came, took = arrivals - step_time.front_ns, clock() - begin if clock else 0.0
+    took, came = clock() - begin if clock else 0.0, speed_up(trace, speedup)
+    rows = [np.flatnonzero(chosen == engine) for engine in range(routed.number)]
     return chosen, [
-        told(pick(trace, mine), settings, step_time, *engine.run.ended(), came[mine], took / replicas)
+        told(pick(trace, mine), settings, step_time, *engine.run.ended(), came[mine], took / routed.number)
         for mine, engine in zip(rows, engines, strict=True)
     ]
 

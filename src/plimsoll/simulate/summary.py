@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from plimsoll.errors import BadInput
-from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, AtBlockSize, Replay, Series, replay
+from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, AtBlockSize, OnProgress, Replay, Series, replay
 from plimsoll.simulate.settings import EngineLimits, StepTime, groups_of
 from plimsoll.simulate.trace import Floats, Integers, Trace
 
@@ -297,8 +297,6 @@ class SeriesBuilder:
 
 
 # The same traffic on the same memory, cut into blocks of other sizes.
-
-OnProgress = Callable[[int, int], None]
 
 
 def same_memory(settings: EngineLimits, block_size: int) -> EngineLimits | None:

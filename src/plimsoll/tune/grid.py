@@ -60,13 +60,8 @@ def parse_axes(words: Mapping[str, str]) -> Axes:
 
 
 def _values(name: str, text: str) -> tuple[Value, ...]:
-    if name == "long_prefill_token_threshold":  # counts, and 0: off
-        parts = text.split(",")
-        rest = [part for part in parts if part.strip() != "0"]
-        off = {0} if len(rest) < len(parts) else set()
-        return tuple(sorted(off.union(parse_counts(",".join(rest), name) if rest else ())))
     if name in COUNTS:
-        return parse_counts(text, name)
+        return parse_counts(text, name, 0 if name == "long_prefill_token_threshold" else 1)  # 0: off
     if name == "gpu_memory_utilization":
         return parse_shares(text, name)
     if name in SWITCHES:

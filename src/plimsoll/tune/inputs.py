@@ -96,11 +96,10 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None) 
     notes = (*notes, *found.notes)
     times = read_times(options, plan, found.settings, planned)
     engines, more = routed_engines(options, plan["settings"], ready.model.shape)
-    notes = (*notes, *more)
     if engines.number > 1:
-        notes = (*notes, f"{engines.number} engines with these flags share the traffic, {engines.router}")
+        more = (*more, f"{engines.number} engines with these flags share the traffic, {engines.router}")
     encoder = (NO_ENCODER,) if ready.model.shape.towers and not any(traffic.trace.images) else ()
-    notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes, *encoder)
+    notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *more, *times.notes, *encoder)
     step_time = times.step_time if times.fitted is not None else None
     server = Server(
         planned.ledger,

@@ -53,10 +53,6 @@ def ray_runner(where: str) -> RunAll:
     return run
 
 
-OnDone = Callable[[int, int], None]
-SCHEMES = ("local", "ray", "ray://...")
-
-
 def on_cores(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
     """Yields the results of the jobs, run on as many threads as this process may use cores."""
     if not jobs:
@@ -82,10 +78,10 @@ def runner_on(where: str | None) -> RunAll:
         return on_cores
     if where == "ray" or where.startswith("ray://"):
         return ray_runner(where)
-    raise BadInput(f"--on {where[:60]!r}: there is {', '.join(SCHEMES)}")
+    raise BadInput(f"--on {where[:60]!r}: there is local, ray, ray://...")
 
 
-def with_progress(run: RunAll, on_done: OnDone) -> RunAll:
+def with_progress(run: RunAll, on_done: Callable[[int, int], None]) -> RunAll:
     """The same runner, which tells after each run how many of them are done."""
 
     def run_all(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:

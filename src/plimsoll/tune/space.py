@@ -65,9 +65,9 @@ def is_taken(candidate: Candidate) -> bool:
     return candidate.max_num_batched_tokens >= candidate.max_num_seqs
 
 
-def parse_space(words: Mapping[str, str], space: Space | None = None) -> Space:
+def parse_space(words: Mapping[str, str]) -> Space:
     """A space from `max_num_seqs=8..64` and the like; flags that are not named keep their values."""
-    found = space or Space()
+    found = Space()
     for name, text in words.items():
         key = name.removeprefix("--").replace("-", "_")
         if key not in Candidate._fields:
@@ -77,7 +77,7 @@ def parse_space(words: Mapping[str, str], space: Space | None = None) -> Space:
     return found
 
 
-def parse_counts(text: str, name: str) -> tuple[int, ...]:
+def parse_counts(text: str, name: str, least: int = 1) -> tuple[int, ...]:
     """`64,96,128`, `8k,16k`, or `64..1024`: from one to the other by doubling, the last one always among them."""
 
     def count(word: str) -> int:
@@ -85,14 +85,14 @@ def parse_counts(text: str, name: str) -> tuple[int, ...]:
             number = parse_vllm_integer(word)
         except BadInput as error:
             raise BadInput(f"{name}: {error}") from None
-        if not 1 <= number < 2**31 - 1:
-            raise BadInput(f"{name} must lie between 1 and {2**31 - 2}, not {word[:40]}")
+        if not least <= number < 2**31 - 1:
+            raise BadInput(f"{name} must lie between {least} and {2**31 - 2}, not {word[:40]}")
         return number
 
     def doubled(low: int, high: int) -> Iterator[int]:
         while low < high:
             yield low
-            low *= 2
+            low = max(1, 2 * low)
 
     return _ranges(text, name, count, doubled)
 
