@@ -7,6 +7,7 @@ import json
 import pytest
 import yaml
 
+from plimsoll.launch.installed_vllm import InsideVisibility, InstalledVllm
 from plimsoll.render.inside import Checkup, check_json, check_text, wheel_text
 from plimsoll.vllm.extension_points import NEEDS, judge, verdicts
 from plimsoll.vllm.versions import engine_named
@@ -15,11 +16,9 @@ from tests.vllm.vllm_like import files_that_meet_all, sources
 
 def _checkup(files: dict[str, str], *, is_visible: bool | None = True, version: str | None = "0.32.0") -> Checkup:
     answers = judge(sources(files), NEEDS)
-    points = ("plimsoll", "plimsoll_probe")
-    found = verdicts(answers, NEEDS)
-    return Checkup(
-        "/site/vllm\x1b[2J", version, engine_named("0.32.0"), "tested on CPU", is_visible, points, answers, found, (), NEEDS
-    )
+    seen = None if is_visible is None else InsideVisibility(is_visible, None, ("plimsoll", "plimsoll_probe"))
+    vllm = InstalledVllm("/site/vllm\x1b[2J", version, sources(files), seen)
+    return Checkup(vllm, engine_named("0.32.0"), "tested on CPU", answers, verdicts(answers, NEEDS))
 
 
 @pytest.mark.parametrize(

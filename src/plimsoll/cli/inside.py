@@ -127,21 +127,9 @@ def _checkup(options: InsideOptions, launches: list[tuple[Launch, str]], require
     plugins = Plugins(by_entry_point and PLUGIN_NAME in names, PROBE_PLUGIN_NAME in names)
     fitted = tuple(fit(launch, engine, config_of(launch, folder), plugins) for launch, folder in launches)
     judged = with_remarks(extension_points.verdicts(answers, NEEDS), [remark for inner in fitted for remark in inner.remarks])
-    return report.Checkup(
-        vllm.folder,
-        vllm.version,
-        engine,
-        evidence,
-        vllm.seen.is_visible if vllm.seen is not None else None,
-        vllm.seen.entry_points if vllm.seen is not None else (),
-        answers,
-        judged,
-        fitted,
-        NEEDS,
-        tuple(proven_lines(vllm.version or "of unknown version")),
-        extension_points.knob_lines(engine.release),
-        tuple(why for part in required for why in _missing(part, judged, fitted)),
-    )
+    survive = tuple(proven_lines(vllm.version or "of unknown version"))
+    missing = tuple(why for part in required for why in _missing(part, judged, fitted))
+    return report.Checkup(vllm, engine, evidence, answers, judged, fitted, survive, missing)
 
 
 def _missing(part: InsidePart, judged: Sequence[PartVerdict], fitted: Sequence[InsideLaunch]) -> Iterator[str]:

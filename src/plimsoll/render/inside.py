@@ -10,10 +10,11 @@ from jinja2 import Template
 
 from plimsoll.assets.inside_wheel import ENTRY_POINTS
 from plimsoll.launch.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME, InsideLaunch
+from plimsoll.launch.installed_vllm import InstalledVllm
 from plimsoll.redaction import one_line
 from plimsoll.render.flags import put_back, rewritten_line
 from plimsoll.render.terminal import BAD, BOLD, FAINT, GOOD, WARN, Line, Report, Whole, json_text, picked
-from plimsoll.vllm.extension_points import InsidePart, Need, NeedAnswer, PartVerdict
+from plimsoll.vllm.extension_points import NEEDS, InsidePart, Need, NeedAnswer, PartVerdict, knob_lines
 from plimsoll.vllm.versions import Engine
 
 GIVES = {
@@ -28,19 +29,23 @@ GIVES = {
 class Checkup(NamedTuple):
     """The results of `plimsoll inside check` for one vLLM."""
 
-    folder: str
-    version: str | None
+    vllm: InstalledVllm
     engine: Engine  # the known release that it is checked as
     evidence: str
-    is_visible: bool | None  # its Python can import plimsoll.inside; None: no Python was asked
-    entry_points: tuple[str, ...]
     answers: tuple[NeedAnswer, ...]
     verdicts: tuple[PartVerdict, ...]
-    fitted: tuple[InsideLaunch, ...]  # one for each command that was given
-    needs: tuple[Need, ...]
+    fitted: tuple[InsideLaunch, ...] = ()  # one for each command that was given
     survive: tuple[str, ...] = ()  # lines on the places where containment is armed with this release
-    knobs: tuple[str, ...] = ()  # lines on the knobs that turn in a running engine
     missing: tuple[str, ...] = ()  # the reasons why required parts would be missing
+
+    @property
+    def is_visible(self) -> bool | None:
+        """True if its Python can import plimsoll.inside; None: no Python was asked."""
+        return None if self.vllm.seen is None else self.vllm.seen.is_visible
+
+    @property
+    def entry_points(self) -> tuple[str, ...]:
+        return () if self.vllm.seen is None else self.vllm.seen.entry_points
 
     @property
     def takes_all(self) -> bool:
@@ -56,17 +61,18 @@ def check_json(checkups: Sequence[Checkup]) -> str:
 
 
 def _checkup_json(checkup: Checkup) -> dict[str, object]:
-    needs = {need.name: need for need in checkup.needs}
+    needs = {need.name: need for need in NEEDS}
     return {
         "schema": "plimsoll.inside/1",
-        "vllm": checkup.version,
-        "vllm_folder": checkup.folder,
+        "vllm": checkup.vllm.version,
+        "vllm_folder": checkup.vllm.folder,
         "stands_for_it": checkup.engine.release,
         **picked(checkup, "evidence takes_all"),
         "package": {"visible": checkup.is_visible, "entry_points": checkup.entry_points},
         "parts": [picked(verdict, "part works because details") for verdict in checkup.verdicts],
         "needs": [_need_json(answer, needs[answer.name]) for answer in checkup.answers],
-        **picked(checkup, "survive knobs"),
+        "survive": checkup.survive,
+        "knobs": knob_lines(checkup.engine.release),
         "flags": FLAGS,
         "commands": [_command_json(fitted) for fitted in checkup.fitted],
         "missing": checkup.missing,
@@ -101,15 +107,15 @@ def check_text(checkups: Sequence[Checkup]) -> Report:
 
 
 def _checkup_text(checkup: Checkup) -> Report:
-    named = f"vLLM {one_line(checkup.version)}" if checkup.version else "vLLM of unknown version"
+    named = f"vLLM {one_line(checkup.vllm.version)}" if checkup.vllm.version else "vLLM of unknown version"
     style = GOOD if checkup.takes_all else BAD
     report = Report(
-        [Line(f"{named}: {_headline(checkup)} ({checkup.evidence})", 2, style), f"  {one_line(checkup.folder)}", ""]
+        [Line(f"{named}: {_headline(checkup)} ({checkup.evidence})", 2, style), f"  {one_line(checkup.vllm.folder)}", ""]
     )
     asked = "contains steps that run out of device memory, with PLIMSOLL_SURVIVE=1"
     parts = [(part.part.value, part.works, GIVES[part.part], (*part.because, *part.details)) for part in checkup.verdicts]
     turned = "limits of the scheduler turn between two steps (docs/knobs.md)"
-    more = [("survive", "asked", asked, checkup.survive), ("knobs", "yes", turned, checkup.knobs)]
+    more = [("survive", "asked", asked, checkup.survive), ("knobs", "yes", turned, knob_lines(checkup.engine.release))]
     for name, works, gives, reasons in [*parts, *more]:
         colour = {"yes": GOOD, "no": BAD}.get(works, WARN)
         report.append(Line(f"  {name:<10}{works:<8}{gives}", 20, colour, 20))
