@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.adapters.haproxy import FORCED_MAINT
 from plimsoll.guard.daemon.engine_look import WARM_S
 from tests.world.engine import Core, Engine
 from tests.world.faults import CALM_S, Fault, draw_faults
@@ -269,7 +270,8 @@ class World:
 
     def _is_excused(self, engine: Engine) -> bool:
         """An operator wants it out, or was told that it is."""
-        return engine.name in self.left_alone or any(host.needs(engine.name) for host in self.hosts)
+        is_maintained = bool(self.proxy.admin.get(engine.name, 0) & FORCED_MAINT)  # a rollout does not end it
+        return is_maintained or engine.name in self.left_alone or any(host.needs(engine.name) for host in self.hosts)
 
     # From the beginning to the end
 
