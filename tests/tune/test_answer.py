@@ -53,6 +53,7 @@ def test_better_flags_are_named_with_what_they_are_worth(tuning: Tuning) -> None
         assert any(sentence.startswith(flag) for sentence in reasons(tuning))
     assert "as promised" in said
     assert "your own flags" in said
+    assert tuning.space.max_num_seqs == (8, 16, 32, 64, 256), "the command's own value is searched, too"
 
 
 def test_what_one_flag_does_is_said_against_the_rest_as_chosen(tuning: Tuning) -> None:

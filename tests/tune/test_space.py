@@ -48,8 +48,6 @@ def test_candidates_are_those_that_vllm_takes_with_the_own_setting_inside() -> N
     space = Space((64, 1024), (512, 2048), (16,), (0.9,))
     pairs = [(one.max_num_seqs, one.max_num_batched_tokens) for one in space.candidates]
     assert pairs == [(64, 512), (64, 2048), (1024, 2048)]
-    space = Space((8, 32), (512,), (16,), (0.9,)).with_values_of(Candidate(16, 512, 16, 0.92))
-    assert space == Space((8, 16, 32), (512,), (16,), (0.9, 0.92))
 
 
 def test_only_the_four_flags_are_varied() -> None:

@@ -25,6 +25,7 @@ from plimsoll.units import GIB
 ACCEPTANCE = (0.4, 0.6, 0.8)
 """The share of drafts that are accepted where nobody says it: lowest, assumed, highest. A guess that no run was fitted to."""
 MOST_DRAFTS = 1000
+MOST_QUEUED = 2**31 - 2  # no limit that a replay could meet
 PATCHES = 4  # of a picture for each of its tokens: two by two, as most models merge them
 REPLAYED = ("--kv-offloading-size", "--max-num-queued-reqs", "--max-num-queued-tokens", "--enable-lora", "--max-loras")
 WITHOUT_DRAFTER = ("ngram", "[ngram]", "ngram_gpu", "suffix")
@@ -103,9 +104,6 @@ def _embed_ps(shape: ModelShape, card: str) -> int:
         if flops := gpu_named(card).bf16_flops:
             return round(1e12 * 2 * PATCHES * sum(part.elements for part in parts) / (COMPUTE_SHARE * flops))
     return 0
-
-
-MOST_QUEUED = 2**31 - 2  # no limit that a replay could meet
 
 
 def with_features(settings: EngineLimits, ledger: Ledger, shape: ModelShape, acceptance: float | None = None) -> Features:

@@ -209,6 +209,7 @@ NO_ENCODER = (
     "the model's encoder is not replayed: requests with pictures or sounds take longer to their first token than here; a trace "
     "says in a field `images` how many tokens each is"
 )
+FIT_OF_ONE = "--fit takes the run for one engine's, with all of its traffic"
 WITHOUT_NUMBA = "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'"
 NO_SERVER = (
     f"no server was named: a cache of {EngineLimits().num_blocks:,} blocks stands for it; for yours, "
@@ -244,18 +245,18 @@ def read_inputs(options: ReplayOptions) -> Inputs:
     settings, notes, wider = _settings(options, plan, planned)
     trace = read_traffic(options)
     times = read_times(options, plan, settings, planned)
-    if settings.max_loras is not None and not trace.adapter.any():
-        notes = (*notes, NO_ADAPTERS)
-    if planned is not None and planned.shape.towers and not any(trace.images):
-        notes = (*notes, NO_ENCODER)
-    if not HAS_NUMBA:
-        notes = (*notes, WITHOUT_NUMBA)
-    if plan is None and options.num_blocks is None:
-        notes = (*notes, NO_SERVER)
     said = plan.get("settings") if plan is not None else None
     routed, more = routed_engines(options, said if isinstance(said, dict) else {}, None if planned is None else planned.shape)
+    further = {
+        NO_ADAPTERS: settings.max_loras is not None and not trace.adapter.any(),
+        NO_ENCODER: planned is not None and planned.shape.towers and not any(trace.images),
+        FIT_OF_ONE: options.fit is not None and routed.number > 1,
+        WITHOUT_NUMBA: not HAS_NUMBA,
+        NO_SERVER: plan is None and options.num_blocks is None,
+    }
+    notes = (*notes, *(note for note, is_so in further.items() if is_so), *more, *times.notes)
     return Inputs(
-        trace, settings, times.step_time, options.speedup, times.fitted, (*notes, *more, *times.notes), times.is_poor, routed,
+        trace, settings, times.step_time, options.speedup, times.fitted, notes, times.is_poor, routed,
         (times.band[0] * wider[0], times.band[1] * wider[1]),
     )  # fmt: skip
 

@@ -227,7 +227,8 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll) -> Tuning:
         space = space._replace(block_size=(server.ledger.kv_plan.block_size,))
     if server.ledger.settings.has_fixed_cache:
         space = space._replace(gpu_memory_utilization=(server.ledger.settings.utilization,))
-    space = space.with_values_of(own)
+    # The command's own values are searched, too.
+    space = Space._make(tuple(sorted({*values, value})) for values, value in zip(space, own, strict=True))
     options = plan_all(dict.fromkeys([own, *space.candidates]), server.ledger, server.replan)
     safe = sum(one.is_safe for one in options)
     doubted = min(CONTENDERS, max(FEWEST_CONTENDERS, safe // SETTINGS_A_CONTENDER)) if server.fitted is None else 0

@@ -15,6 +15,7 @@ from plimsoll.render import plan as report
 from plimsoll.simulate.compiled import HAS_NUMBA
 from plimsoll.simulate.features import with_features
 from plimsoll.simulate.inputs import (
+    FIT_OF_ONE,
     NO_ENCODER,
     WITHOUT_NUMBA,
     check_options,
@@ -96,10 +97,14 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None) 
     notes = (*notes, *found.notes)
     times = read_times(options, plan, found.settings, planned)
     engines, more = routed_engines(options, plan["settings"], ready.model.shape)
-    if engines.number > 1:
-        more = (*more, f"{engines.number} engines with these flags share the traffic, {engines.router}")
-    encoder = (NO_ENCODER,) if ready.model.shape.towers and not any(traffic.trace.images) else ()
-    notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *more, *times.notes, *encoder)
+    further = {
+        f"{engines.number} engines with these flags share the traffic, {engines.router}": engines.number > 1,
+        FIT_OF_ONE: options.fit is not None and engines.number > 1,
+        NO_ENCODER: ready.model.shape.towers and not any(traffic.trace.images),
+        WITHOUT_NUMBA: not HAS_NUMBA,
+    }
+    more = (*more, *times.notes, *(note for note, is_so in further.items() if is_so))
+    notes = (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *more)
     step_time = times.step_time if times.fitted is not None else None
     server = Server(
         planned.ledger,
@@ -112,8 +117,6 @@ def read_tune_inputs(given: TrafficOptions, model: str | None, slo: str | None) 
         options.acceptance_rate,
         engines,
     )
-    if not HAS_NUMBA:
-        notes = (*notes, WITHOUT_NUMBA)
     return TuneInputs(traffic, server, space, planned, server_options, (*planned.notes, *notes))
 
 

@@ -54,11 +54,6 @@ class Space(NamedTuple):
         """All candidates of the space; vLLM refuses a step with fewer tokens than requests at once."""
         return [one for one in map(Candidate._make, itertools.product(*self)) if is_taken(one)]
 
-    def with_values_of(self, candidate: Candidate) -> Space:
-        """The same space with this candidate's values added."""
-        wider = {name: tuple(sorted({*getattr(self, name), value})) for name, value in candidate._asdict().items()}
-        return self._replace(**wider)
-
 
 def is_taken(candidate: Candidate) -> bool:
     """True if the candidate passes vLLM's own check of its configuration."""
