@@ -36,7 +36,7 @@ NOT_SERVED = re.compile(
 )
 FETCHED_AT_LEAST = 20  # times in the month before the table was made
 QUANTIZED = re.compile(rf"[-_.]{FAMILY_TABLE['quantised_names']['word']}(?=[-_.]|$)", re.IGNORECASE)
-OFF_BY_AT_MOST = 0.004
+OFF_BY_AT_MOST = 0.006
 OWN_AT_LEAST = 500
 LIKE_BETWEEN = (0.95, 1.02)  # some leave out the encoder or the layers that draft
 # Classes in vLLM of the families whose layers are all alike, so that the table's facts are the whole shape.
