@@ -396,8 +396,8 @@ SAMPLED_LINES, SAMPLED_BYTES = 2_000, 1 << 10
 PERIODIC = b"Avg prompt throughput"
 TELLING: tuple[bytes, ...] = (
     b"Traceback (most", b"ERROR", b"CRITICAL", b"ut of memory", b"OutOfMemory", b"LLM engine (v",
-    b"API server version", b"non-default args", b"Available KV cache memory", b"died unexpectedly", b"Killed", b"preempted by",
-    b"[shutdown]", b"SIGTERM", b"Segmentation fault", b"NCCL WARN", b"NVRM: Xid", b"plimsoll: survive: ",
+    b"API server version", b"non-default args", b"Available KV cache memory", b"died unexpectedly", b"Killed",
+    b"is preempted by", b"[shutdown]", b"SIGTERM", b"Segmentation fault", b"NCCL WARN", b"NVRM", b"plimsoll: survive: ",
 )  # fmt: skip
 
 

@@ -120,9 +120,16 @@ class _Stream:
         self.process = ""  # whose calls these are
         self.call = -1  # the line of the last one
         self.header: tuple[str, int, str] = ("", -9, "")  # "Exception ignored in", "Exception in thread"; its line and place
+        self.broken: list[TracebackFrame] = []  # of vLLM's own traceback, into which another program's was printed
+        self.broken_first: int | None = None
 
     def reset(self) -> None:
         self.frames, self.first = [], None
+
+    @property
+    def is_ours(self) -> bool:
+        """True if a call of vLLM's is among them."""
+        return any("vllm" in frame.file for frame in self.frames)
 
 
 def read_exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
@@ -168,12 +175,14 @@ def _is_intruder(lines: Sequence[LogLine], index: int, stream: _Stream) -> bool:
     text, following = lines[index].text, lines[index + 1] if index + 1 < len(lines) else None
     if following is None or following.process != stream.process or text[:1].isspace() or "Trace" in text or "ray::" in text:
         return False
+    if stream.broken and not stream.is_ours:
+        return False  # it ends what another program printed in between
     below = following.text.strip()
     is_code = (index == stream.call + 1 and following.text.startswith("    ")) or (bool(below) and not set(below) - {"^", "~"})
     if is_code:
         return True
-    is_ours = any("vllm" in frame.file for frame in stream.frames)
-    for line in lines[index + 1 : index + (REACH if is_ours else 2)]:  # its calls go on below, without a head of their own
+    reach = REACH if stream.is_ours else 2
+    for line in lines[index + 1 : index + reach]:  # its calls go on below, without a head of their own
         if "most recent call" in line.text or line.text.startswith(_HEADS) or line.process != stream.process:
             break
         if _traceback_pattern(_FRAME).match(line.text) is not None:
@@ -190,6 +199,7 @@ def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[Log
     if line.level and stream.in_logging and "--- Logging error ---" not in text:
         stream.in_logging = stream.in_stack = False  # the next record: what was written while logging is over
     if "Traceback (most recent call last)" in text or "Traceback (innermost last)" in text:
+        stream.broken, stream.broken_first = (stream.frames, stream.first) if stream.is_ours else ([], None)
         stream.reset()
         stream.first, stream.awaits, stream.in_stack, stream.quiet = index, 0, False, 0
         if text.count('File "') >= 2:
@@ -257,8 +267,12 @@ def _add(kind: str, message: str, index: int, line: LogLine, stream: _Stream, fo
             in_logging, line.level in ("DEBUG", "WARNING") or (bool(header) and not in_thread), in_thread,
         )
     )  # fmt: skip
+    was_ours = stream.is_ours
     stream.reset()
     stream.chained, stream.last, stream.awaits, stream.said = False, len(found) - 1, FOLLOWING, (line.level, line.at)
+    if stream.broken and not was_ours:
+        stream.frames, stream.first = stream.broken, stream.broken_first
+    stream.broken = []
 
 
 def _flattened(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> None:
