@@ -120,8 +120,7 @@ class _Stream:
         self.process = ""  # whose calls these are
         self.call = -1  # the line of the last one
         self.header: tuple[str, int, str] = ("", -9, "")  # "Exception ignored in", "Exception in thread"; its line and place
-        self.broken: list[TracebackFrame] = []  # of vLLM's own traceback, into which another program's was printed
-        self.broken_first: int | None = None
+        self.broken: tuple[list[TracebackFrame], int | None] = [], None  # vLLM's traceback, in which another's was printed
 
     def reset(self) -> None:
         self.frames, self.first = [], None
@@ -175,7 +174,7 @@ def _is_intruder(lines: Sequence[LogLine], index: int, stream: _Stream) -> bool:
     text, following = lines[index].text, lines[index + 1] if index + 1 < len(lines) else None
     if following is None or following.process != stream.process or text[:1].isspace() or "Trace" in text or "ray::" in text:
         return False
-    if stream.broken and not stream.is_ours:
+    if stream.broken[0] and not stream.is_ours:
         return False  # it ends what another program printed in between
     below = following.text.strip()
     is_code = (index == stream.call + 1 and following.text.startswith("    ")) or (bool(below) and not set(below) - {"^", "~"})
@@ -199,7 +198,7 @@ def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[Log
     if line.level and stream.in_logging and "--- Logging error ---" not in text:
         stream.in_logging = stream.in_stack = False  # the next record: what was written while logging is over
     if "Traceback (most recent call last)" in text or "Traceback (innermost last)" in text:
-        stream.broken, stream.broken_first = (stream.frames, stream.first) if stream.is_ours else ([], None)
+        stream.broken = (stream.frames, stream.first) if stream.is_ours else ([], None)
         stream.reset()
         stream.first, stream.awaits, stream.in_stack, stream.quiet = index, 0, False, 0
         if text.count('File "') >= 2:
@@ -270,9 +269,9 @@ def _add(kind: str, message: str, index: int, line: LogLine, stream: _Stream, fo
     was_ours = stream.is_ours
     stream.reset()
     stream.chained, stream.last, stream.awaits, stream.said = False, len(found) - 1, FOLLOWING, (line.level, line.at)
-    if stream.broken and not was_ours:
-        stream.frames, stream.first = stream.broken, stream.broken_first
-    stream.broken = []
+    if not was_ours:
+        stream.frames, stream.first = stream.broken
+    stream.broken = [], None
 
 
 def _flattened(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> None:
@@ -501,7 +500,7 @@ _STRANGER = re.compile(
 _STRANGERS_BEGIN = frozenset("{tIWEF")
 # Where another logger's record begins without a level that is known; and what has a level and is the server's: uvicorn, torch.
 _BEGINS_RECORD = re.compile(r"\[?(?:\d{4}[-/]\d\d[-/]\d\d[ T])?\d\d:\d\d:\d\d|([=*#-])\1\1.{1,60}\1\1\1$|>>> .{0,80}:$")
-_IS_SERVERS = re.compile(r"[A-Z]{4,8}: {4,}|\[[IWEF]\d{4} ")
+_IS_SERVERS = re.compile(r"INFO: {5}|WARNING: {2}|ERROR: {4}|\[[IWEF]\d{4} ")
 
 
 def is_servers(line: LogLine) -> bool:
@@ -527,7 +526,9 @@ def _without_others(lines: Sequence[LogLine]) -> Sequence[LogLine]:
 def _of_strange_writers(lines: Sequence[LogLine]) -> Iterator[int]:
     """What containers and Ray's processes wrote that never say a word of vLLM's, and that no other judge reads."""
     roles = words("names")["roles"]["patterns"][:-1]
-    marks = (*TRAINER_FILES, *(word.lower() for kind in KINDS.values() for some in kind for word in WRITTEN_BY[some]))
+    daemons = (text.needle for text in TEXTS if text.speaker in ("kernel", "nvml", "slurm", "systemd", "docker"))
+    judged = (word for kind in KINDS.values() for some in kind for word in WRITTEN_BY[some])
+    marks = (*TRAINER_FILES, *daemons, *judged)
     named = {line.process for line in lines}
     actors = {one for one in named if one and not one.startswith("pid=") and not any(re.match(role, one) for _, role in roles)}
     writers = [(line.server, line.process if line.process in actors else "") for line in lines]
@@ -536,7 +537,7 @@ def _of_strange_writers(lines: Sequence[LogLine]) -> Iterator[int]:
     for line, writer in zip(lines, writers, strict=True) if strange else ():
         is_ours = bool(line.place) or (line.process != "" and not writer[1]) or "vllm" in line.text.lower()
         is_named = is_named or is_ours
-        if writer in strange and (is_ours or any(word in line.text.lower() for word in marks)):
+        if writer in strange and (is_ours or any(word in line.text for word in marks)):
             strange.discard(writer)
     return (at for at, writer in enumerate(writers) if is_named and writer in strange)
 
