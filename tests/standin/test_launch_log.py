@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from lab.catalogue.log_lines import LOG_LINES
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.findings import Severity
-from plimsoll.standin.launch_log import Stats, failed_lines, log_lines, start_lines, uvicorn, want_of_memory
+from plimsoll.standin.launch_log import failed_lines, log_lines, start_lines, uvicorn, want_of_memory
 from plimsoll.standin.memory import oom_text
 from plimsoll.units import GIB
 from plimsoll.vllm.log_lines import measured_of
@@ -21,7 +22,8 @@ from tests.standin.launches import PID, STAMP, launchable, log_of, text_of
 from tests.standin.test_faults import CASES
 
 CAPTURES = Path(__file__).parents[1] / "captures"
-SOME = Stats(813.5, 1869.2, 3, 1, 0, 0.25, 0.4)
+SOME = SimpleNamespace(running=3, waiting=1, kv_usage=0.25, prefix_hits=2, prefix_queries=5)
+RATES = (813.5, 1869.2)
 SHAPE = re.compile(r"\((APIServer|EngineCore|Worker\w*) pid=\d+\) (INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\S+:\d+\] ")
 
 
@@ -64,7 +66,7 @@ def test_a_healthy_server_has_nothing_to_say(release: str) -> None:
     lines = (
         *start_lines(log, PID),
         uvicorn('127.0.0.1:40000 - "POST /v1/completions HTTP/1.1" 200 OK'),
-        *log_lines(log, "stats", SOME),
+        *log_lines(log, "stats", SOME, *RATES),
     )
     found = diagnose([log_of(lines, release)])
     assert all(finding.severity is not Severity.CRITICAL for finding in found.findings)
@@ -91,7 +93,8 @@ def test_the_line_of_throughput() -> None:
         for line in (CAPTURES / "vllm-0.25.1-h200-failures" / "healthy.log").read_text(encoding="utf-8").splitlines()
         if "Avg prompt" in line
     )
-    said = log_lines(launchable("--gpu", "L4").log, "stats", Stats(813.5, 1869.2, 0, 0, 0, 0.0, 0.0))[0].text
+    idle = SimpleNamespace(running=0, waiting=0, kv_usage=0.0, prefix_hits=0, prefix_queries=1)
+    said = log_lines(launchable("--gpu", "L4").log, "stats", idle, *RATES)[0].text
     assert real.endswith(said)
 
 

@@ -72,7 +72,6 @@ def _figures(page: Read) -> Figures:
     figures = Figures(edges_of(int(max(_edges(page, "vllm:request_prompt_tokens")))))
     for name, metric in PLAIN.items():
         setattr(figures, name, page.of(metric)[0].value)
-    figures.waiting_deferred = int(page.of("vllm:num_requests_waiting_by_reason", {"reason": "deferred"})[0].value)
     figures.prompt_computed = int(page.of("vllm:prompt_tokens_by_source_total", {"source": "local_compute"})[0].value)
     figures.success = {end: int(page.of("vllm:request_success_total", {"finished_reason": end})[0].value) for end in ENDS}
     figures.rejected = {v: int(page.total("vllm:admission_rejections_total", {"reason": v}) or 0) for v in VALVES}

@@ -95,18 +95,6 @@ class StartLog:
         return kv.max_concurrency or kv.num_blocks / max(1, kv.blocks_per_request) * bool(kv.groups)
 
 
-class Stats(NamedTuple):
-    """The figures of the line that comes every ten seconds; rates are of the time since the last line."""
-
-    prompt_per_s: float
-    generation_per_s: float
-    running: int
-    waiting: int
-    deferred: int = 0
-    kv_usage: float = 0.0
-    prefix_hit_rate: float | None = None  # None: nothing was looked up yet
-
-
 @cache
 def _template() -> Template:
     environment = Environment(  # noqa: S701  no HTML

@@ -38,9 +38,7 @@ class Row(NamedTuple):
 
 # The readers of metrics with a sample for each value of a label.
 BY_LABEL: dict[str, Callable[[Figures, str], float]] = {
-    "vllm:num_requests_waiting_by_reason": lambda f, reason: (
-        f.waiting_deferred if reason == "deferred" else f.waiting - f.waiting_deferred
-    ),
+    "vllm:num_requests_waiting_by_reason": lambda f, reason: 0 if reason == "deferred" else f.waiting,
     "vllm:engine_sleep_state": lambda f, state: int(f.sleep_state == state),
     "vllm:prompt_tokens_by_source_total": lambda f, source: (
         f.prompt_computed if source == "local_compute" else f.prompt_cached if source == "local_cache_hit" else 0

@@ -47,7 +47,7 @@ class Figures:
     """The metrics of one engine. Gauges are those of the last step, as in vLLM."""
 
     def __init__(self, edges: Mapping[str, Sequence[float]]) -> None:
-        self.running = self.waiting = self.waiting_deferred = 0
+        self.running = self.waiting = 0
         self.kv_usage = 0.0
         self.steps = self.preemptions = self.prompt_tokens = self.generation_tokens = 0
         self.prefix_queries = self.prefix_hits = self.prompt_computed = self.prompt_cached = 0

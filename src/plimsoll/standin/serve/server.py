@@ -242,7 +242,7 @@ class Life:
 
     async def _die(self, began: float) -> None:
         engine, watchdog_s = self.driver.engine, WATCHDOG_S / self._speed
-        self._tell("death", engine.death or "", self._stats(0.0, 0.0), engine.died_of_logits)
+        self._tell("death", engine.death or "", engine.figures, engine.died_of_logits)
         if self.launch.options.stays_when_dead:
             while not self._is_stopped:
                 await asyncio.sleep(LOOK_S)
@@ -283,15 +283,8 @@ class Life:
             was_idle = was_idle + 1 if is_idle else 0
             if was_idle < 2:
                 rates = [(after - earlier) / passed_s for after, earlier in zip(now, before, strict=True)]
-                self._tell("stats", self._stats(*rates))
+                self._tell("stats", figures, *rates)
             before, before_ns = now, now_ns
-
-    def _stats(self, prompt_per_s: float, generation_per_s: float) -> launch_log.Stats:
-        figures = self.driver.engine.figures
-        rate = figures.prefix_hits / figures.prefix_queries if figures.prefix_queries else None
-        return launch_log.Stats(
-            prompt_per_s, generation_per_s, figures.running, figures.waiting, figures.waiting_deferred, figures.kv_usage, rate
-        )
 
 
 def serve(launches: Sequence[Launchable], *, speed: float = 1.0, faults: Sequence[Fault] = ()) -> int:

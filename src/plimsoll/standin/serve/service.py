@@ -358,7 +358,6 @@ class ClientView:
         scheduler = SimpleNamespace(
             num_running_reqs=figures.running,
             num_waiting_reqs=figures.waiting,
-            num_skipped_waiting_reqs=figures.waiting_deferred,
             kv_cache_usage=figures.kv_usage,
         )
         iteration = SimpleNamespace(
