@@ -175,6 +175,8 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument("--runs", type=Path, default=rtx.RUNS, help="the folder of the runs on RTX cards")
     parser.add_argument("--write", action="store_true", help="put the table into docs/step-time.md")
     asked = parser.parse_args(argv)
+    if asked.write and not PEER.is_file():
+        parser.error(f"without {PEER.relative_to(ROOT)} the table would lose a column: lab/peers/aisimulate.py makes it")
     outcomes = {case.name: (case.card, outcome(case)) for case in cases(asked.runs)}
     peer = json.loads(PEER.read_text(encoding="utf-8"))["errors"] if PEER.is_file() else {}
     lines = table(outcomes, peer)
