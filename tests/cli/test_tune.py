@@ -91,6 +91,17 @@ def test_several_engines_are_tuned_together(tmp_path: Path) -> None:
     assert "--keep finds how many servers it takes" in ask(f"{words} --keep 99 --replicas 3 {SERVER}", code=2).line
 
 
+def test_flags_for_the_share_of_one_server_are_taken_where_fewer_servers_keep_the_promise() -> None:
+    """What is best for all of the traffic on one server need not be: the answer says so, and its trials show it."""
+    small = "max_num_seqs=4,8,16 max_num_batched_tokens=512,2048 block_size=16 gpu_memory_utilization=0.9"
+    chats = "synthetic:requests=120,rate=12,prompt=600,output=100,seed=3"
+    body = ask(f"tune {chats} {small} --slo ttft=1s,tpot=80ms --keep 95 --json {SERVER}").body
+    servers = body["capacity"]["servers"]
+    assert f"the flags are chosen for the share of one of {servers + 1} servers" in body["notes"]
+    shares = {one["servers"]: one["share"] for one in body["capacity"]["trials"] if one["speedup"] == 1.0}
+    assert shares[servers - 1] < 0.95 <= shares[servers]
+
+
 def test_cards_are_compared_by_what_they_keep_and_cost(tmp_path: Path) -> None:
     """How many of each card keep the promise, the cheapest first, with the command of each; none where none keeps it."""
     prices = tmp_path / "prices.json"
