@@ -14,19 +14,7 @@ from tests.each import cases, each
 DEPLOYMENTS = Path(__file__).parents[1] / "captures" / "deployments"
 FLAGS = ["--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate"]
 KEY = "sk-0123456789abcdefghij"
-DEPLOYMENT = """\
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: chat, namespace: models}
-spec:
-  template:
-    spec:
-      POD
-      containers:
-        - name: vllm
-          image: IMAGE
-          CONTAINER
-"""
+DEPLOYMENT = Path(__file__).with_name("deployment.yaml").read_text(encoding="utf-8")
 
 
 def deployment(container: str, image: str = "vllm/vllm-openai:v0.32.0", pod: str = "enableServiceLinks: false") -> str:

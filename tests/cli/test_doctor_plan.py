@@ -4,40 +4,14 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
 from tests.cli.answers import HEALTHY, ask
-from tests.each import each
+from tests.each import cases, each
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
-HEAD = """
-    (APIServer pid=1) INFO 11-15 09:00:00 [api_server.py:1] vLLM API server version 0.25.1
-    (APIServer pid=1) INFO 11-15 09:00:00 [utils.py:2] non-default args: {{'model_tag': '{model}', 'model': '{model}', {flags}}}
-    (EngineCore pid=2) INFO 11-15 09:00:01 [core.py:1] Initializing a V1 LLM engine (v0.25.1) with config: model='{model}'
-    (EngineCore pid=2) INFO 11-15 09:00:02 [gpu_model_runner.py:1] Starting to load model {model}...
-"""
-TAIL = """
-    (APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}
-"""
-TOO_LONG = (
-    "    (EngineCore pid=2) INFO 11-15 09:00:03 [a.py:1] Model loading took 14.25 GiB memory and 5.1 seconds\n"
-    "    (EngineCore pid=2) INFO 11-15 09:00:04 [gpu_worker.py:1] Available KV cache memory: 1.13 GiB\n"
-    "    (EngineCore pid=2) Traceback (most recent call last):\n"
-    '    (EngineCore pid=2)   File "/opt/vllm/v1/core/kv_cache_utils.py", line 5, in check_enough_kv_cache_memory\n'
-    "    (EngineCore pid=2) ValueError: To serve at least one request with the models's max seq len (32768), (1.75 GiB KV "
-    "cache is needed, which is larger than the available KV cache memory (1.13 GiB). Based on the available memory, the "
-    "estimated maximum model length is 21152. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
-    "initializing the engine.\n"
-)
-OUT_OF_MEMORY = (
-    "    (EngineCore pid=2) Traceback (most recent call last):\n"
-    '    (EngineCore pid=2)   File "/opt/vllm/v1/worker/gpu_worker.py", line 5, in load_model\n'
-    "    (EngineCore pid=2) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 260.00 MiB. GPU 0 has a total "
-    "capacity of 11.60 GiB of which 85.12 MiB is free. Including non-PyTorch memory, this process has 11.50 GiB memory in use. "
-    "Of the allocated memory 11.20 GiB is allocated by PyTorch, and 10.00 MiB is reserved by PyTorch but unallocated.\n"
-)
+HEAD, TAIL, TOO_LONG, OUT_OF_MEMORY = cases("cli", "lines_of_starts")
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +29,7 @@ def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def log_of(folder: Path, text: str, model: str = MODEL, flags: str = "'max_model_len': 32768") -> str:
     """A start that failed, as a file."""
     path = folder / "start.log"
-    path.write_text(dedent((HEAD + text + TAIL).format(model=model, flags=flags)).replace("\n\n", "\n"))
+    path.write_text((HEAD + text + TAIL).format(model=model, flags=flags))
     return str(path)
 
 

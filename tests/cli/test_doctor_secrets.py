@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tests.cli.answers import CPU, FORWARD, SPLIT, STORM_PAGE, Answer, ask, ask_process
-from tests.each import each
+from tests.each import cases, each
 from tests.planted import BODY, PROMPT, SECRET, every_secret, leaks, members
 
 ERROR = "(EngineCore pid=7) ERROR 11-15 09:00:00 [core.py:1] "
@@ -19,23 +19,7 @@ USER_TEXTS = (
     f'ERROR 11-15 09:00:00 [a.py:1] body {{"messages": [{{"role": "user", "content": "{PROMPT}"}}], "model": "m"}} was refused',
     f"ERROR 11-15 09:00:00 [a.py:1] RequestOutput(prompt='{PROMPT}', outputs=[CompletionOutput(text='{PROMPT}')])",
 )
-POD = """Name: vllm-0
-Containers:
-  vllm:
-    Args:
-      serve
-      m
-      {argument}
-      --port
-      8000
-    Last State:  Terminated
-      Reason: OOMKilled
-      Message: HF_TOKEN={secret}
-      Exit Code: 137
-    Restart Count: 4
-    Environment:
-      HF_TOKEN:  {secret}
-"""
+(POD,) = cases("cli", "a_pod_as_kubectl_describes_it")
 WRAPPINGS: dict[str, Callable[[str], str]] = {
     "docker": lambda line: json.dumps({"log": line + "\n", "stream": "stderr", "time": "2026-11-15T09:00:00Z"}),
     "compose": lambda line: f"vllm-1  | {line}",

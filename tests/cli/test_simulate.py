@@ -222,15 +222,7 @@ def test_what_the_scheduler_is_told_after_the_dashes_is_replayed_or_noted() -> N
     left_out = "--enable-lora --kv-offloading-size 4 --max-num-scheduled-tokens 512 -dcp 1"
     notes += replay(f"{serve} --max-model-len 8k {left_out}")["notes"]
     notes += replay("--gpu H100 -- vllm serve Qwen/Qwen2.5-VL-7B-Instruct --max-model-len 8k")["notes"]
-    directions = (
-        "--max-num-active-seqs is not replayed: fewer run at once",
-        "steps with LoRA adapters cost more than here",
-        "blocks come from the host's memory",
-        "no request names an adapter",
-        "steps are smaller than here",
-        "-dcp is not replayed",
-        "encoder is not",
-    )
+    directions = cases("cli", "how_a_replay_differs")
     for said in ("pipeline", "0.31.0", *directions, "does not start: startup."):
         assert any(said in note for note in notes), said
 

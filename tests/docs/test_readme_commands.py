@@ -15,12 +15,7 @@ README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 
 # What is shown and not run here, with the reason; each must be in the README, so that nothing stays listed that is gone.
-ELSEWHERE = {
-    "plimsoll assets out --for guard --namespace models --selector app=chat --image YOUR-REGISTRY/plimsoll:TAG": (
-        "tests/real/test_kubernetes_real.py"
-    ),
-    "kubectl apply -k out/guard": "the same",
-}
+ELSEWHERE = dict(cases("docs", "shown_and_not_run_here"))
 WITHIN_A_SENTENCE = dict(cases("docs", "within_a_sentence"))
 PROGRAMS = r"(?:plimsoll|pip|make|vllm|python3?|docker|kubectl|systemctl|curl)"
 

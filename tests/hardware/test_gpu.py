@@ -22,12 +22,7 @@ each_card = each("gpu", GPUS, ids=lambda gpu: gpu.name)
 # What the table of starts calls a card, though no card can be told from it.
 UNNAMED = re.compile(r"^(AMD |Ada )?(ROCm|SM89|cc 8\.9|\d+ GB)")
 # Names in the table of starts that are no card of ours, and why.
-NOT_OURS = {
-    "AMD Strix Halo": "its memory is whatever the firmware was told to set aside",
-    "Ascend 910B": "neither NVIDIA nor AMD",
-    "H100 96GB": "the thread's own environment says NVIDIA GH200 480GB",
-    "MI300A 128GB": "no start prints its total, and ROCm hands out 96 of the 128 GB unless told otherwise",
-}
+NOT_OURS = dict(cases("hardware", "cards_that_are_not_ours"))
 # Totals there that we do not follow, and why.
 NOT_FOLLOWED = {"RTX 2060 12GB": "12.0 is the size on the box: rounded by its author, or read under WSL"}
 

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.settings import SETTINGS, InsideSettings
+from tests.each import cases
 
-NUMBERS = {
-    "PLIMSOLL_SAMPLE_S": ("sample_s", 1.0, 0.05, 3600),
-    "PLIMSOLL_HISTORY": ("history_entries", 0, 0, 10_000_000),
-    "PLIMSOLL_RECORD_FILES": ("record_files", 8, 1, 100_000),
-    "PLIMSOLL_SHED_WAIT_S": ("shed_wait_s", None, 0.01, 86_400),
-    "PLIMSOLL_WEDGE_S": ("wedge_s", 120.0, 0.5, 86_400),
-    "PLIMSOLL_CANARY_S": ("canary_s", 30.0, 0.5, 86_400),
-}
+NUMBERS = dict(cases("inside", "settings that are numbers"))
 texts = (
     st.text()
     | st.floats().map(str)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import textwrap
 
 import pytest
 from hypothesis import given
@@ -29,7 +28,7 @@ from plimsoll.vllm.extension_points import (
     verdicts,
 )
 from plimsoll.vllm.versions import Behaviour
-from tests.each import cases, each
+from tests.each import cases, each, sure
 from tests.vllm.vllm_like import files_that_meet_all, sources
 
 FILE = "v1/engine/async_llm.py"
@@ -183,29 +182,11 @@ def test_stretches_cover_every_release_once() -> None:
         assert (before.verdicts, before.evidence) != (after.verdicts, after.evidence)
 
 
-TEXT = '''
-    """A docstring speaks of gone_word."""
-    # and a comment of lost_word
-    from vllm.plugins import load_general_plugins
-    GROUP = "vllm.general_plugins"
-    class Worker(Base):
-        rank: int = 0
-        KIND = "gpu"
-        def __init__(self, config, *, local: bool, **others):
-            self.device, self.other = None, 1
-            self.model: object = None
-            config.seen = 1
-            local_name = 2
-        @property
-        async def errored(self): ...
-    def helper(a, /, b, *rest, c): ...
-'''
+(TEXT,) = cases("vllm", "a_source_file")
 
 
 def _shape() -> FileShape:
-    shape = shape_of(textwrap.dedent(TEXT))
-    assert shape is not None
-    return shape
+    return sure(shape_of(TEXT))
 
 
 def test_a_source_is_read_for_what_its_code_has() -> None:

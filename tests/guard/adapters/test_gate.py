@@ -212,16 +212,7 @@ async def test_the_bytes_are_those_that_the_gate_wants() -> None:
         for deed in DEEDS.values():
             await deed(door)
         await door.drain(8, 5.0, refuse=True, quiet_s=1.0, bound_s=2.0, retry_after_s=3)
-    assert asked == [
-        ("POST /plimsoll/drain HTTP/1.1", {"epoch": 7, "lease_s": 30.0, "refuse": False}),
-        ("POST /plimsoll/undrain HTTP/1.1", {"epoch": 7}),
-        ("POST /plimsoll/shed HTTP/1.1", {"max_wait_s": 5.0, "lease_s": 30.0}),
-        ("POST /plimsoll/unshed HTTP/1.1", {}),
-        ("POST /plimsoll/compact HTTP/1.1", {}),
-        ("GET /plimsoll/state HTTP/1.1", None),
-        ("POST /plimsoll/drain HTTP/1.1", {"epoch": 8, "lease_s": 5.0, "refuse": True, "quiet_s": 1.0, "bound_s": 2.0,
-                                           "retry_after_s": 3}),
-    ]  # fmt: skip
+    assert asked == cases("guard", "what a gate is asked")
 
 
 FIELDS = (
