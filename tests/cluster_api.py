@@ -16,6 +16,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from tests.each import sure
+
 TOKEN = "the-token-of-guards-own-account"
 Json = dict[str, Any]
 _PATH = re.compile(
@@ -267,8 +269,7 @@ class ClusterApi:
             error = {"type": "ERROR", "object": status_of(410, "too old resource version")}
             await response.write(json.dumps(error).encode() + b"\n")
             return response
-        task = asyncio.current_task()
-        assert task is not None
+        task = sure(asyncio.current_task())
         self._watches.add(task)
         try:
             async with asyncio.timeout(float(request.query.get("timeoutSeconds", "60"))):

@@ -16,14 +16,9 @@ PACKAGE = ROOT / "src" / "plimsoll"
 
 # What decides takes what it decides by as arguments. The modules named here read and write what their package keeps.
 PURE: dict[str, set[str]] = {
-    "plan": {"read", "store"},
-    "simulate": {"compiled", "inputs", "trace_columns", "trace_files"},
-    "tune": {"inputs", "runners"},
-    "doctor/rules": set(),
-    "doctor/remedies": set(),
-    "guard/judge": set(),
-    "guard/act": set(),
-}
+    "plan": {"read", "store"}, "simulate": {"compiled", "inputs", "trace_columns", "trace_files"},
+    "tune": {"inputs", "runners"}, "doctor/rules": set(), "doctor/remedies": set(), "guard/judge": set(), "guard/act": set(),
+}  # fmt: skip
 # No clock, socket, file, process, event loop, terminal or dice. Packaged data, msgspec, numpy and numba are fine.
 MAY_IMPORT = set(
     "__future__ abc array bisect collections contextlib copy dataclasses enum fnmatch functools hashlib heapq html importlib"

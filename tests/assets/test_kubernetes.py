@@ -22,7 +22,7 @@ from plimsoll.tune.autoscale import IN_FLIGHT, ScalingRule
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
 from tests.assets.roles import Right, rights_of, role_objects
 from tests.assets.test_autoscaling import files as scaling_files
-from tests.each import times
+from tests.each import sure, times
 from tests.options import guard_options
 
 MINORS = sorted({tuple(map(int, version.split(".")[:2])) for version in all_versions()})[-4:]
@@ -152,8 +152,7 @@ def test_guard_reads_its_configuration(tmp_path: Path) -> None:
     path = tmp_path / "plimsoll.toml"
     path.write_text(re.sub(r'"/etc/plimsoll-secrets/', f'"{tmp_path}/', text), encoding="utf-8")
     asked_for = guard_options(["--config", str(path), "--act"], {})
-    found = asked_for.config.discover.kubernetes
-    assert found is not None
+    found = sure(asked_for.config.discover.kubernetes)
     assert (found.selector, found.namespaces, found.act) == ("app=vllm", ("models", "chat"), True)
     assert asked_for.config.warnings == ()
 

@@ -38,12 +38,8 @@ def test_an_alert_has_its_cases_its_words_and_its_page(alert: Alert) -> None:
     if anchor:
         assert f"### {alert.name}\n" in (ROOT / "docs" / page).read_text(encoding="utf-8")
     known = {
-        "engine",
-        "job",
-        "instance",
-        *alert.by,
-        *(name for case in alert.cases for labels in case.labels for name in labels),
-    }
+        "engine", "job", "instance", *alert.by, *(name for case in alert.cases for labels in case.labels for name in labels),
+    }  # fmt: skip
     assert set(re.findall(r"\$labels\.(\w+)", alert.summary + alert.description)) <= known
 
 

@@ -95,15 +95,12 @@ def test_a_number_that_is_none_is_named(name: str, value: str | None) -> None:
 @each(
     ("words", "said"),
     [
-        (["inside", "check", "--python", "a\0b"], "cannot be run"),
-        (["inside", "check", "--vllm-dir", "a\0b"], "--vllm-dir"),
-        (["inside", "check", "--vllm-dir", "x" * 5000], "--vllm-dir"),
-        (["inside", "wheel", "a\0b"], "zero byte"),
-        (["doctor", "--explain", "x" * 5000], "there is no finding"),
-        (["simulate", "nosuch\x1b[31m.csv"], "nosuch?[31m.csv"),
+        (["inside", "check", "--python", "a\0b"], "cannot be run"), (["inside", "check", "--vllm-dir", "a\0b"], "--vllm-dir"),
+        (["inside", "check", "--vllm-dir", "x" * 5000], "--vllm-dir"), (["inside", "wheel", "a\0b"], "zero byte"),
+        (["doctor", "--explain", "x" * 5000], "there is no finding"), (["simulate", "nosuch\x1b[31m.csv"], "nosuch?[31m.csv"),
         (["standin", "--x\x1b[2J\n\x07", "y" * 10_000], "vllm"),
     ],
-)
+)  # fmt: skip
 def test_what_a_terminal_would_obey_is_not_repeated(words: list[str], said: str) -> None:
     """Control characters, zero bytes and endless words are named without them, within a screen."""
     line = ask("", *words, code=2).line

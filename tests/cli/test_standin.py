@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
+from lab.page_world import answers
 from plimsoll.standin.launch import CARD, MODEL
 from tests.cli.answers import CPU, ask
 from tests.each import cases, each
+from tests.fakes import eventually
+from tests.net.raw_server import free_port
 from tests.options import standin_options
 
 
@@ -109,14 +109,12 @@ def test_an_open_address_needs_a_secret(words: list[str], environ: dict[str, str
 @pytest.mark.real
 def test_it_serves_until_it_is_stopped() -> None:
     """The command itself: it opens its port, says so in vLLM's words, and ends with 0 on SIGTERM."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = [sys.executable, "-m", "plimsoll", "standin", "--port", str(port)]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "PLIMSOLL_COMPILE": "0"}
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as server:
         try:
-            assert _answers(f"http://127.0.0.1:{port}/health", 60.0)
+            eventually(lambda: answers(f"http://127.0.0.1:{port}/health"), 60)
         finally:
             server.send_signal(signal.SIGTERM)
             out, err = server.communicate(timeout=30)
@@ -124,14 +122,3 @@ def test_it_serves_until_it_is_stopped() -> None:
     assert "GPU KV cache size: " in out
     assert "[shutdown] API server: shutdown triggered" in out
     assert "Application startup complete." in err
-
-
-def _answers(url: str, patience_s: float) -> bool:
-    end = time.monotonic() + patience_s
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            time.sleep(0.1)
-    return False

@@ -14,6 +14,7 @@ from lab.article.compare import RESULTS, read
 from lab.article.fleet import WATCHERS
 from lab.article.incidents import INCIDENTS
 from lab.write_article_page import placed, section
+from tests.each import sure
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "article.md").read_text(encoding="utf-8")
@@ -22,8 +23,7 @@ PAGE = (ROOT / "docs" / "article.md").read_text(encoding="utf-8")
 def test_figures_are_those_of_the_recordings(capsys: pytest.CaptureFixture[str]) -> None:
     """Allocated over reserved of every sample; the burst with the article's values; the sidecar computed again."""
     recorded.main()
-    shown = re.search(r"```console\n\$ python -m lab\.article\.recorded\n(.*?)```", PAGE, re.DOTALL)
-    assert shown is not None
+    shown = sure(re.search(r"```console\n\$ python -m lab\.article\.recorded\n(.*?)```", PAGE, re.DOTALL))
     assert capsys.readouterr().out == shown[1]
     folder = ROOT / "tests" / "captures" / "vllm-0.25.1-h200-inside"
     found: list[float] = []

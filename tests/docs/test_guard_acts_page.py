@@ -12,7 +12,7 @@ from plimsoll.guard.act.policy import DAY_S, ActPolicy
 from plimsoll.guard.act.steps import BROKEN, COURSES, SERVING, End, Step, open_action
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
-from tests.each import each
+from tests.each import each, sure
 from tests.options import guard_options
 from tests.real.small_farm import need, ran
 
@@ -120,8 +120,7 @@ def test_the_units_are_units(tmp_path: Path) -> None:
     assert len(units) == 3
     assert "KillMode=mixed" in units["vllm-a.service"]
     assert "KillMode=process" in units["plimsoll-guard-own.service"]
-    command = re.search(r"ExecStart=/usr/bin/plimsoll guard (.*)", units["plimsoll-guard-own.service"])
-    assert command is not None
+    command = sure(re.search(r"ExecStart=/usr/bin/plimsoll guard (.*)", units["plimsoll-guard-own.service"]))
     asked = guard_options(command[1].split(), {})
     assert [one.url for one in asked.config.engines] == ["http://127.0.0.1:8000"]
     program = need("systemd-analyze", "systemd")

@@ -32,7 +32,7 @@ from plimsoll.guard.adapters.haproxy import HaproxyConfig
 from plimsoll.guard.adapters.locks import EtcdLockConfig
 from plimsoll.inside.endpoints import ENDPOINTS
 from tests.assets.plans import plan_of, settings_of
-from tests.each import each
+from tests.each import each, sure
 from tests.options import guard_options
 
 ROOT = Path(__file__).parents[2]
@@ -168,8 +168,7 @@ def test_launch_shows_the_unit_the_timers_and_the_files_that_are_made() -> None:
     page = text_of("launch")
     plan = plan_of("vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--max-model-len", "32k", memory_gib="79.19")
     made = dataclasses.replace(settings_of(plan), wheel=wheel_name())
-    unit = re.search(r"<!-- unit:.*?```ini\n(.*?)```", page, re.DOTALL)
-    assert unit is not None
+    unit = sure(re.search(r"<!-- unit:.*?```ini\n(.*?)```", page, re.DOTALL))
     assert unit[1] == launch_files(made, WAYS)["systemd/vllm.service"]
     table = page.partition("<!-- timers")[2].partition("<!-- end of timers")[0]
     timers = made.timers

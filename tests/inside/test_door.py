@@ -32,7 +32,7 @@ from plimsoll.inside.door import (
     why_foreign,
 )
 from plimsoll.inside.shared import Shared
-from tests.each import each, rows
+from tests.each import each, rows, sure
 from tests.fakes import Wire, ask
 from tests.inside.test_gate_control import Around, made
 
@@ -210,8 +210,7 @@ def stream(refusal: Refusal | None, *, first: bytes = b"", kind: bytes = b"text/
         await send({"type": "http.response.start", "status": 200, "headers": [(b"Content-Type", kind)]})
         if first:
             await send({"type": "http.response.body", "body": first, "more_body": True})
-        passage = PASSAGE.get()
-        assert passage is not None
+        passage = sure(PASSAGE.get())
         passage.refusal = refusal
         await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})

@@ -45,8 +45,7 @@ def picture(count: int) -> SimpleNamespace:
 @each(
     ("one", "copies", "asks"),
     [
-        (request(), 1, {}),
-        (request(sampling_params=None), 1, {}),
+        (request(), 1, {}), (request(sampling_params=None), 1, {}),
         (request(sampling_params=params(prompt_logprobs=0)), 1, {"prompt_logprobs": 10}),
         (request(sampling_params=params(prompt_logprobs=-1)), 3, {"prompt_logprobs": 30}),
         (request(sampling_params=params(prompt_logprob_token_ids=[[1]])), 1, {"prompt_logprobs": 10}),
@@ -57,10 +56,9 @@ def picture(count: int) -> SimpleNamespace:
         (request(sampling_params=params(logprob_token_ids=[1, 2, 3])), 1, {"logprobs": 3}),
         (request(sampling_params=params(repetition_penalty=1.1)), 1, {"penalties": 64}),
         (request(mm_features=[picture(30), picture(12)], sampling_params=None), 2, {"pictures": 42}),
-        (request(mm_features=[]), 1, {}),
-        (request(lora_request=SimpleNamespace(lora_name="a")), 2, {"adapter": 1}),
+        (request(mm_features=[]), 1, {}), (request(lora_request=SimpleNamespace(lora_name="a")), 2, {"adapter": 1}),
     ],
-)
+)  # fmt: skip
 def test_a_request_asks_for_what_vllm_will_compute(one: Any, copies: int, asks: dict[str, float]) -> None:
     """Units as the table counts them; copies read the prompt anew, and share pictures and adapters."""
     assert asks_of(one, KINDS, copies) == asks
@@ -112,14 +110,12 @@ def fake_vllm(*, graceful: bool = True) -> dict[str, Any]:
     if graceful:
         exceptions.GracefulHTTPError = GracefulHTTPError
     return {
-        "vllm": SimpleNamespace(__version__="0.32.0+cpu"),
-        "vllm.v1.engine.async_llm": SimpleNamespace(AsyncLLM=AsyncLLM),
+        "vllm": SimpleNamespace(__version__="0.32.0+cpu"), "vllm.v1.engine.async_llm": SimpleNamespace(AsyncLLM=AsyncLLM),
         "vllm.v1.engine.output_processor": SimpleNamespace(OutputProcessor=processor),
         "vllm.v1.engine": SimpleNamespace(EngineCoreRequest=SimpleNamespace(__struct_fields__=fields)),
         "vllm.sampling_params": SimpleNamespace(SamplingParams=SimpleNamespace(__struct_fields__=sampling)),
-        "vllm.exceptions": exceptions,
-        "fastapi": SimpleNamespace(HTTPException=HTTPException),
-    }
+        "vllm.exceptions": exceptions, "fastapi": SimpleNamespace(HTTPException=HTTPException),
+    }  # fmt: skip
 
 
 def settings(folder: Path, table: Any = TABLE, mode: str = "certified") -> InsideSettings:

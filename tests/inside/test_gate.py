@@ -23,6 +23,7 @@ from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.gate import Gate
 from plimsoll.inside.gate_control import GateControl
 from plimsoll.inside.shared import ASLEEP, PAUSED
+from tests.each import sure
 from tests.fakes import BEARER, EngineClient, State, Wire, ask, hello, http_scope, settings
 from tests.inside.test_answers import STEERED, WORKING
 from tests.inside.test_gate_control import Around, drain, feed, made
@@ -297,8 +298,7 @@ async def test_an_app_without_a_lifespan_is_counted_all_the_same(tmp_path: Path)
 def test_a_gate_given_twice_counts_once(tmp_path: Path) -> None:
     """--middleware twice: the outer one works, the inner one hands on."""
     gate = Gate(Gate(hello, settings(tmp_path)), settings(tmp_path))
-    core = gate._control
-    assert core is not None
+    core = sure(gate._control)
     asyncio.run(ask(gate, "POST", "/v1/completions"))
     assert core.shared.own["begun"] == 1
 
@@ -319,8 +319,7 @@ def test_a_drain_that_is_over_is_forgotten(tmp_path: Path) -> None:
 def test_asking_after_earlier_work_does_not_put_phase_two_off(tmp_path: Path) -> None:
     """A client that polls its background response is no balancer that still sends."""
     gate = Gate(hello, settings(tmp_path))
-    core = gate._control
-    assert core is not None
+    core = sure(gate._control)
     core.engine._state = State(engine_client=object())
     asyncio.run(ask(gate, "GET", "/v1/responses/resp_1"))
     assert core.shared.own["begun"] == 1
@@ -340,14 +339,11 @@ class Broken:
 
 
 SPOILERS: dict[str, Callable[[Gate, GateControl], object]] = {
-    "own page": lambda _, core: core.shared.own.close(),
-    "common page": lambda _, core: core.shared.common.close(),
-    "pulse": lambda _, core: setattr(core, "pulse", Broken()),
-    "engine": lambda _, core: setattr(core, "engine", Broken()),
-    "tick": lambda gate, _: setattr(gate, "_tick", Broken()),
-    "shared": lambda _, core: setattr(core, "shared", Broken()),
+    "own page": lambda _, core: core.shared.own.close(), "common page": lambda _, core: core.shared.common.close(),
+    "pulse": lambda _, core: setattr(core, "pulse", Broken()), "engine": lambda _, core: setattr(core, "engine", Broken()),
+    "tick": lambda gate, _: setattr(gate, "_tick", Broken()), "shared": lambda _, core: setattr(core, "shared", Broken()),
     "settings": lambda _, core: setattr(core, "settings", SimpleNamespace(listen="")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("spoil", SPOILERS.values(), ids=list(SPOILERS))

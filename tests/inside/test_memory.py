@@ -369,15 +369,12 @@ def test_the_tightest_limit_on_the_way_up_holds(tmp_path: Path) -> None:
     root = machine(
         tmp_path,
         {
-            "proc/self/cgroup": "0::/pod/box\n",
-            "sys/fs/cgroup/pod/box/memory.max": "max\n",
-            "sys/fs/cgroup/pod/box/memory.current": f"{2 * GIB}\n",
-            "sys/fs/cgroup/pod/memory.max": f"{8 * GIB}\n",
-            "sys/fs/cgroup/pod/memory.current": f"{5 * GIB}\n",
-            "sys/fs/cgroup/memory.max": f"{16 * GIB}\n",
+            "proc/self/cgroup": "0::/pod/box\n", "sys/fs/cgroup/pod/box/memory.max": "max\n",
+            "sys/fs/cgroup/pod/box/memory.current": f"{2 * GIB}\n", "sys/fs/cgroup/pod/memory.max": f"{8 * GIB}\n",
+            "sys/fs/cgroup/pod/memory.current": f"{5 * GIB}\n", "sys/fs/cgroup/memory.max": f"{16 * GIB}\n",
             "sys/fs/cgroup/memory.current": f"{9 * GIB}\n",
         },
-    )
+    )  # fmt: skip
     assert limits(root) == (8 * GIB, 5 * GIB)
 
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from plimsoll.inside.figures import GROUPS, empty_figures, read_figures
 from plimsoll.inside.sampler import UNWATCHED_WARM_UP_S, Nvml, Sampler, budget, kv_cache_bytes
 from plimsoll.inside.settings import InsideSettings
+from tests.fakes import eventually
 from tests.inside.test_figures import ended_process
 from tests.inside.test_memory import SNAPSHOTS, raw_segments, stats_of
 
@@ -70,13 +70,6 @@ def on_gpu(folder: Path, nvml: Any) -> tuple[Sampler, Worker, Cuda]:
     return Sampler(worker, QUICK, str(folder), SimpleNamespace(cuda=cuda), nvml), worker, cuda
 
 
-def wait_for(what: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not what():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
 def test_the_thread_writes_and_keeps_writing(tmp_path: Path) -> None:
     """An API server finds the figures of a worker on a CPU, ever newer, with what a CPU has; those of the dead are gone."""
     left = tmp_path / f"worker-{ended_process()}-1.json"
@@ -84,7 +77,7 @@ def test_the_thread_writes_and_keeps_writing(tmp_path: Path) -> None:
     worker = Worker(SimpleNamespace(type="cpu"))
     sampler = Sampler(worker, QUICK, str(tmp_path))
     sampler.start()
-    wait_for(lambda: sampler.figures["samples"] is not None and sampler.figures["samples"] >= 2)
+    eventually(lambda: sampler.figures["samples"] is not None and sampler.figures["samples"] >= 2)
     (found,) = read_figures(str(tmp_path), os.getppid(), time.monotonic())
     sampler.stop()
     assert not left.exists()
@@ -102,7 +95,7 @@ def test_the_thread_ends_with_its_worker(tmp_path: Path) -> None:
     sampler = Sampler(Worker(), QUICK, str(tmp_path))
     sampler.start()
     gc.collect()
-    wait_for(lambda: not any(thread.name == "plimsoll-probe" for thread in threading.enumerate()))
+    eventually(lambda: not any(thread.name == "plimsoll-probe" for thread in threading.enumerate()))
 
 
 def test_while_a_worker_starts_no_call_reaches_the_device(tmp_path: Path) -> None:

@@ -84,18 +84,13 @@ def test_pages_and_reports_of_servers_that_are_gone_are_swept_and_others_stay(tm
     process.join()
     me, ticks = os.getpid(), start_ticks(os.getpid())
     gone = [
-        f"gate-{process.pid}-5.page",
-        f"api-{me}-{ticks + 1}-77.page",
-        f"api-{process.pid}-5-6.page",
+        f"gate-{process.pid}-5.page", f"api-{me}-{ticks + 1}-77.page", f"api-{process.pid}-5-6.page",
         f"worker-{process.pid}-5.json",
-    ]
+    ]  # fmt: skip
     kept = [
-        f"gate-{os.getppid()}-{start_ticks(os.getppid())}.page",
-        "notes.page",
-        "gate-x-y.page",
-        "worker-1.json",
+        f"gate-{os.getppid()}-{start_ticks(os.getppid())}.page", "notes.page", "gate-x-y.page", "worker-1.json",
         "gate-1.page",
-    ]
+    ]  # fmt: skip
     for name in gone + kept:
         (tmp_path / name).write_bytes(b"")
     Shared(str(tmp_path), me, fellows_expected=False).close()

@@ -20,7 +20,7 @@ from plimsoll.inside.pulse import Listener, Pulse
 from plimsoll.inside.recorder import Recorder
 from plimsoll.inside.settings import InsideSettings
 from plimsoll.inside.tick import MOST_CLIENTS, WHERE, OwnPort, Tick, _answers, attach, is_suspect, notice_shutdown, where_of
-from tests.each import cases, each
+from tests.each import cases, each, sure
 from tests.fakes import TOKEN, EngineClient, State, ask, hello, raw_request, settings
 from tests.inside.test_gate_control import feed, made
 from tests.inside.vllm_shapes import iteration, scheduler
@@ -197,8 +197,7 @@ def test_vllms_call_to_end_is_noticed_once_and_stays_its_own(tmp_path: Path) -> 
 async def test_while_it_ends_new_work_is_refused_and_nothing_else(tmp_path: Path) -> None:
     """503 with Retry-After where vLLM would answer 500; looking still works; the reason is `draining`."""
     gate = Gate(hello, settings(tmp_path))
-    core = gate._control
-    assert core is not None
+    core = sure(gate._control)
     core.engine._state = State(engine_client=object())
     core.is_stopping = True
     refused = await ask(gate, "POST", "/v1/completions")

@@ -197,19 +197,15 @@ def test_a_whole_stream_is_served_with_its_tokens() -> None:
 @each(
     ("raw", "end"),
     [
-        (stream_of(*PIECES), "lost"),
-        (stream_of(*PIECES)[:-30], "lost"),
-        (stream_of(PIECES[0], USAGE, "[DONE]"), "lost"),
+        (stream_of(*PIECES), "lost"), (stream_of(*PIECES)[:-30], "lost"), (stream_of(PIECES[0], USAGE, "[DONE]"), "lost"),
         (stream_of(*PIECES, PIECES[1], USAGE, "[DONE]"), "lost"),
         (stream_of(PIECES[0], '{"error": {"message": "EngineCore encountered an issue."}}', "[DONE]"), "lost"),
         (stream_of(PIECES[0], '{"error": {"message": "it ran out of device memory alone"}}', "[DONE]"), "aborted"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n{}", "refused"),
-        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n{}", "refused"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n{}", "refused"), (b"HTTP/1.1 503 Service Unavailable\r\n\r\n{}", "refused"),
         (b"HTTP/1.1 500 Internal Server Error\r\n\r\n{}", "lost"),
         (b'HTTP/1.1 500 Internal Server Error\r\n\r\n{"error": "plimsoll: aborted"}', "aborted"),
         (b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{"choices": [{"token_ids": [5, 6, 7]}]}', "served"),
-        (b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{"choices": [{"token_', "lost"),
-        (b"", "lost"),
+        (b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{"choices": [{"token_', "lost"), (b"", "lost"),
     ],
 )  # fmt: skip
 def test_what_is_not_whole_is_not_served(raw: bytes, end: str) -> None:

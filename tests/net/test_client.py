@@ -95,14 +95,11 @@ def test_hanging_up_without_a_word_says_nothing() -> None:
 @each(
     ("first", "again"),
     [
-        (OK + b"\r\n", b"x" * 100_000),
-        (CHUNKED, b"186a0\r\n" + b"x" * 100_000 + b"\r\n"),
-        (CHUNKED, b"1\r\nx\r\n" * 20_000),
-        (CHUNKED + b"ffffffff\r\n", b"x" * 100_000),
-        (OK + b"Content-Length: 104857600\r\n\r\n", b"x" * 100_000),
+        (OK + b"\r\n", b"x" * 100_000), (CHUNKED, b"186a0\r\n" + b"x" * 100_000 + b"\r\n"), (CHUNKED, b"1\r\nx\r\n" * 20_000),
+        (CHUNKED + b"ffffffff\r\n", b"x" * 100_000), (OK + b"Content-Length: 104857600\r\n\r\n", b"x" * 100_000),
         (OK, b"X-More: " + b"x" * 500 + b"\r\n"),
     ],
-)
+)  # fmt: skip
 def test_an_endless_answer_is_left_at_its_limit(first: bytes, again: bytes) -> None:
     """Not at the deadline, and never more than a few pieces of it are held."""
     tracemalloc.start()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.each import sure
 from tests.real.small_farm import busy
 
 LONGEST_S = 90.0  # on a machine that has nothing else to do
@@ -38,8 +39,7 @@ def demo(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 def until(process: subprocess.Popen[str], says: str, *, on_stderr: bool = False) -> str:
     """Its story up to the line with these words."""
-    stream = process.stderr if on_stderr else process.stdout
-    assert stream is not None
+    stream = sure(process.stderr if on_stderr else process.stdout)
     seen = ""
     for line in stream:
         seen += line

@@ -21,13 +21,10 @@ def test_the_chart_script_keeps_its_scales() -> None:
     done = subprocess.run([node, "--input-type=module", "-e", script], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "wrong": [],
-        "corners": [10, 95, 44, 4, 4],
-        "line": "M10.0 44.0L52.5 4.0M95.0 4.0",
+        "wrong": [], "corners": [10, 95, 44, 4, 4], "line": "M10.0 44.0L52.5 4.0M95.0 4.0",
         "moments": ["0 s", "0.25 s", "45 s", "2 min", "2:30 min", "1:05 h", "2 h", "2 d"],
-        "spans": ["0.05 ms", "5 ms", "20 s", "12.5 min", "1.2 h"],
-        "none": [0, 1],
-    }
+        "spans": ["0.05 ms", "5 ms", "20 s", "12.5 min", "1.2 h"], "none": [0, 1],
+    }  # fmt: skip
 
 
 def test_moments_are_short() -> None:

@@ -16,6 +16,7 @@ from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.workload import Matrix, MatrixSpec, Workload, WorkloadAnswer, judge, plan_matrix, pool_of
 from plimsoll.render.html import plan_page
 from plimsoll.units import GIB
+from tests.each import sure
 from tests.render.html_page import HtmlPage
 from tests.render.test_plan import LLAMA, SECRET, planned
 
@@ -55,8 +56,7 @@ def _check_alone(page: str) -> None:
     for _, attributes in parsed.elements:
         assert not {name for name in attributes if name in ("src", "href", "style") or name.startswith(("on", "xlink"))}
     assert not re.search(r"url\(|@import|https?:|//", page[page.index("<style>") : page.index("</style>")])
-    policy = next(a["content"] for a in parsed.tags("meta") if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy is not None
+    policy = sure(next(a["content"] for a in parsed.tags("meta") if a.get("http-equiv") == "Content-Security-Policy"))
     assert policy.startswith("default-src 'none'")
 
 

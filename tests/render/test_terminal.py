@@ -46,12 +46,10 @@ def test_a_report_fits_the_screen(columns: int, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("name", "value", "is_terminal", "is_coloured"),
     [
-        ("TERM", "xterm", True, True),
-        ("TERM", "xterm", False, False),
-        ("NO_COLOR", "1", True, False),
+        ("TERM", "xterm", True, True), ("TERM", "xterm", False, False), ("NO_COLOR", "1", True, False),
         ("TERM", "dumb", True, False),
     ],
-)
+)  # fmt: skip
 def test_colour_is_for_terminals_that_want_it(
     name: str, value: str, *, is_terminal: bool, is_coloured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

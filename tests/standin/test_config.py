@@ -17,6 +17,7 @@ from plimsoll.simulate.settings import StepTime
 from plimsoll.simulate.silicon import sheet_clock
 from plimsoll.standin.launch import ConfigRefused
 from plimsoll.standin.memory import DeviceModel
+from tests.each import sure
 from tests.standin.launches import LLAMA, launchable
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -36,8 +37,7 @@ def test_scheduler_and_times_are_those_of_simulate(model: str) -> None:
     settings, _ = settings_of_plan(json.loads(as_json(planned, None, None)))
     config = launchable("--gpu", "H100", "--vllm", "0.32.0", model, "--max-model-len", "8192").config
     assert config.settings == settings
-    clock = sheet_clock(planned.ledger, planned.shape, settings)
-    assert clock is not None
+    clock = sure(sheet_clock(planned.ledger, planned.shape, settings))
     assert config.step_time._replace(by_tokens=None) == clock.step_time._replace(by_tokens=None)
     most = settings.max_num_batched_tokens
     assert (config.step_time.table(most) == clock.step_time.table(most)).all()
@@ -67,8 +67,7 @@ def test_memory_is_the_ledger() -> None:
 )
 def test_labels_of_the_cache_are_those_of_the_release(words: tuple[str, ...], page: str) -> None:
     """vllm:cache_config_info has exactly the labels that a real server of the release prints, `engine` aside."""
-    found = re.search(r"vllm:cache_config_info\{(.*)\}", (CAPTURES / page).read_text(encoding="utf-8"))
-    assert found is not None
+    found = sure(re.search(r"vllm:cache_config_info\{(.*)\}", (CAPTURES / page).read_text(encoding="utf-8")))
     real = dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
     del real["engine"]
     labels = launchable("--gpu", "L4", *words).config.cache_labels

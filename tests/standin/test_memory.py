@@ -18,6 +18,7 @@ from plimsoll.standin.memory import (
     rounded,
     segment_for,
 )
+from tests.each import sure
 
 GIB = 1 << 30
 SMALL = MemorySizes(
@@ -174,8 +175,7 @@ def test_asleep_it_holds_little_and_may_not_wake_up() -> None:
     assert memory.host_resident == resident + 15 * GIB
     assert memory.compact() == {"refused": "the worker is asleep"}
     assert memory.take_neighbour(memory.free)
-    trouble = memory.wake_up()
-    assert trouble is not None
+    trouble = sure(memory.wake_up())
     assert trouble.message.startswith("CUDA Error: out of memory")
     memory.take_neighbour(-memory.neighbours)
     assert memory.wake_up() is None

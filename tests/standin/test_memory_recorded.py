@@ -16,6 +16,7 @@ from lab.catalogue.log_lines import log_line
 from plimsoll.doctor.rules.diagnose import diagnose_log
 from plimsoll.doctor.rules.out_of_memory import parse_oom
 from plimsoll.standin.memory import DeviceModel, MemorySizes, OutOfMemory
+from tests.each import sure
 from tests.log_bytes import log_of_bytes
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -161,8 +162,7 @@ def test_the_neighbour_of_the_recording_fares_as_there() -> None:
     assert torch_of(memory)["alloc_retries"] == 0
     memory.compact()
     assert memory.take_neighbour(wanted)
-    trouble = memory.step(STEP_TOKENS, 16)
-    assert trouble is not None
+    trouble = sure(memory.step(STEP_TOKENS, 16))
     assert parse_oom(trouble.message).has_neighbour
     assert (torch_of(memory)["alloc_retries"], torch_of(memory)["ooms"]) == (1, 1)
 
@@ -176,9 +176,7 @@ def failing() -> OutOfMemory:
     memory = DeviceModel(sizes)
     # What else was live there nobody tells: as much as leaves the recorded 303 MiB after the tensors before it.
     memory = DeviceModel(sizes._replace(total=sizes.total - memory.free + (303 + 64) * MIB))
-    trouble = memory.step(8007, 1)
-    assert trouble is not None
-    return trouble
+    return sure(memory.step(8007, 1))
 
 
 def test_the_recorded_failure_is_the_same_request() -> None:
@@ -200,8 +198,7 @@ def test_the_doctor_reads_our_words_as_torch_s(name: str) -> None:
         memory = DeviceModel(h200())
         memory.compact()
         assert memory.take_neighbour(memory.free - 100 * MIB)
-        trouble = memory.step(STEP_TOKENS, 1)
-        assert trouble is not None
+        trouble = sure(memory.step(STEP_TOKENS, 1))
         ours = trouble.message
     figure = r"\d+(?:\.\d\d)? (?:bytes|KiB|MiB|GiB)|Process \d+"
     assert re.sub(figure, "#", ours) == re.sub(figure, "#", theirs)

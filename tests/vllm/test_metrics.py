@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plimsoll.vllm.metrics import FIGURES, figure, find, metrics_of, on_page, resolve
 from plimsoll.vllm.versions import engine_named
-from tests.each import each, rows
+from tests.each import each, rows, sure
 from tests.vllm.test_flags import CASES
 
 RELEASES = ("0.6.0", "0.7.3", "0.9.2", "0.11.0", "0.12.0", "0.20.0", "0.24.0", "0.32.0")
@@ -15,8 +15,7 @@ WANTED = ("kv_cache_usage", "prefix_hits", "prefix_queries", "running", "waiting
 @each("name", WANTED)
 def test_the_figures_everybody_needs_resolve_to_names_that_existed(name: str, release: str) -> None:
     """Every figure resolves in every era, to a metric that the release's own source defines and shows."""
-    found = resolve(name, engine_named(release))
-    assert found is not None
+    found = sure(resolve(name, engine_named(release)))
     known = metrics_of(release)
     assert found.exposition in known
     assert known[found.exposition]["shown"] != "hidden"
@@ -34,8 +33,7 @@ def test_a_figure_in_a_release(name: str, release: str, expected: str) -> None:
 def test_the_first_engine_had_no_engine_label() -> None:
     """A selector that requires it would find nothing on the first engine's page."""
     for release, labels in (("0.6.0", ("model_name",)), ("0.32.0", ("model_name", "engine"))):
-        found = resolve("running", engine_named(release))
-        assert found is not None
+        found = sure(resolve("running", engine_named(release)))
         assert found.labels == labels
 
 

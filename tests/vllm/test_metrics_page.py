@@ -25,7 +25,7 @@ from plimsoll.vllm.metrics_page import (
     parse_page,
     read_page,
 )
-from tests.each import cases, each
+from tests.each import cases, each, sure
 from tests.net.page_server import PAGE, SECRET, Handler, serving
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -42,8 +42,7 @@ def test_a_recorded_page_is_read_whole() -> None:
     assert sum(map(len, page.by_name.values())) == 505
     assert page.types["vllm:num_requests_running"] == "gauge"
     assert page.total("vllm:prompt_tokens_total", {"engine": "0"}) == 183
-    lengths = page.histogram("vllm:request_prompt_tokens", {"engine": "0"})
-    assert lengths is not None
+    lengths = sure(page.histogram("vllm:request_prompt_tokens", {"engine": "0"}))
     assert (lengths.size, lengths.mean) == (3, 61)
     assert page.of("vllm:cache_config_info")[0].labels["num_gpu_blocks"] == "4096"
 

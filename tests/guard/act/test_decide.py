@@ -269,15 +269,12 @@ ANSWERS = Look(0.0, 0.0, Reach.ANSWERS, health=200)
 @each(
     ("look", "wanted"),
     [
-        (None, False),
-        (ANSWERS, True),
-        (ANSWERS._replace(health=503), False),
-        (ANSWERS._replace(reach=Reach.REFUSED), False),
+        (None, False), (ANSWERS, True), (ANSWERS._replace(health=503), False), (ANSWERS._replace(reach=Reach.REFUSED), False),
         (ANSWERS._replace(gate=GateState(True, "", 0, 0)), True),
         (ANSWERS._replace(gate=GateState(False, "starting", 0, 0)), False),
         (ANSWERS._replace(gate=GateState(False, "draining", 0, 0)), True),
     ],
-)
+)  # fmt: skip
 def test_ready_is_what_answers_and_would_be_sent_work(look: Look | None, wanted: bool) -> None:
     """By its page, its health and its gate; a drain of guard's own is no want of readiness."""
     assert deciding.is_ready(look) is wanted

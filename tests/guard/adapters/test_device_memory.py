@@ -13,6 +13,7 @@ import pytest
 
 from plimsoll.guard.adapters.device_memory import CardMemory, DeviceMemory
 from plimsoll.hardware.processes import read_process, read_processes
+from tests.each import sure
 
 GIB = 1 << 30
 
@@ -44,8 +45,7 @@ def nvml(figures: Callable[[], tuple[int, list[tuple[int, int | None]] | None]] 
 def test_without_a_card_the_processes_are_waited_for_and_a_card_gives_it_back_later() -> None:
     """A real process: unsure while it lives; of a card it is done when its memory is back, half a second after the process."""
     child = subprocess.Popen(["sleep", "60"])
-    process = read_process(child.pid)
-    assert process is not None
+    process = sure(read_process(child.pid))
     mark = (process.pid, process.start_ticks)
     memory = DeviceMemory(nvml(None), read_processes)
     early = asyncio.run(memory.wait_back([mark], None, 0.2))

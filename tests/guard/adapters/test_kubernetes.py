@@ -115,13 +115,11 @@ def budget(reason: str) -> dict[str, Any]:
     [
         (answer(429, budget("DisruptionBudget")), False, {"budget": True, "status": 429}),
         (answer(429, budget("Other")), False, {"budget": False, "status": 429}),
-        (answer(403, {"message": "forbidden"}), False, {"status": 403}),
-        (answer(302, {}), False, {"status": 302}),
+        (answer(403, {"message": "forbidden"}), False, {"status": 403}), (answer(302, {}), False, {"status": 302}),
         (answer(500, {"message": "more than one PodDisruptionBudget"}), None, {"status": 500}),
-        (b"HTTP/1.1 200", None, LEARNED),
-        (None, None, LEARNED),
+        (b"HTTP/1.1 200", None, LEARNED), (None, None, LEARNED),
     ],
-)
+)  # fmt: skip
 @in_loop
 async def test_evictions_that_are_not_taken(account: str, told: Answer, is_done: bool | None, facts: dict[str, Any]) -> None:
     """A budget, a missing right, a redirect, trouble of the server's own, an answer that is lost."""

@@ -16,8 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.guard.contenders import Contender, judge
-from lab.guard.epoch_gate import open_gate
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.locks import ETCD_BYTES, EtcdLock, EtcdLockConfig, LeaseLock, Unanswered
 from tests.certificates import certificate
@@ -379,32 +377,3 @@ def test_a_lease_that_makes_no_sense(lease: dict[str, Any]) -> None:
         assert outcome.facts["epoch"] > 0
         assert not (lease.get("spec") or {}).get("holderIdentity")
     assert not isinstance(outcome, Unanswered)
-
-
-@pytest.mark.real
-@in_loop
-async def test_processes_that_are_stopped_and_killed(account: str) -> None:
-    """Two real processes: a stopped holder wakes late and is told so, a killed one is replaced, the gate takes no old epoch."""
-
-    def contend(url: str) -> None:
-        with open_gate() as gate:
-            contenders = [Contender(f"lease:{url}#{account}", gate.url, name, ttl_s=1, hold_s=0.2) for name in "ab"]
-            try:
-                for victim, other in (contenders, contenders[::-1]):
-                    victim.wait_for("got")
-                    victim.stop()
-                    held = victim.holds
-                    other.wait_for("got", 2)
-                    victim.wake()
-                    if held:
-                        victim.wait_for("lost")
-                contenders[0].wait_for("got")
-                contenders[0].kill()
-                contenders[1].wait_for("got", 2)
-            finally:
-                for contender in contenders:
-                    contender.kill()
-            judge(contenders, gate.deeds)
-
-    async with Leases(account).serving() as api:
-        await asyncio.to_thread(contend, api.url)

@@ -21,6 +21,7 @@ from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.own_process import NEW_LIFE, OwnProcess, open_log, rotate
 from plimsoll.hardware.processes import read_process, read_processes
 from tests.each import cases, in_loop, sure
+from tests.fakes import eventually
 from tests.guard.adapters.own_engine import ROOT, end_all, is_alive, own, wait_up
 
 PLACES = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
@@ -117,8 +118,7 @@ def test_what_refuses_a_start_and_what_fails_it(folder: Path) -> None:
         assert asyncio.run(engine.is_running()) is False
     engine = own(folder, "quick")
     assert asyncio.run(engine.start()).is_done
-    while asyncio.run(engine.is_running()):
-        time.sleep(0.02)
+    eventually(lambda: not asyncio.run(engine.is_running()))
     assert asyncio.run(engine.last_exit()).facts == {"exit_code": 3, "asked": False}
 
 
@@ -134,8 +134,7 @@ def test_guard_is_killed_and_another_takes_over(folder: Path, is_orphaned: bool)
     assert all(is_alive(pid) for pid in pids.values())
     if is_orphaned:
         os.kill(pids["api"], signal.SIGKILL)
-        while is_alive(pids["api"]):
-            time.sleep(0.01)
+        eventually(lambda: not is_alive(pids["api"]))
     assert asyncio.run(other.is_running()) is not is_orphaned
     assert set(asyncio.run(other.pids())) == {pid for name, pid in pids.items() if name != "api" or not is_orphaned}
     if is_orphaned:
@@ -185,8 +184,7 @@ def test_a_damaged_state_file_stops_everything_and_a_killed_guard_leaves_no_proc
     words = [sys.executable, "-c", DIES, str(folder / "ran")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}) as starter:
         pid = int(sure(starter.stdout).readline())
-    while is_alive(pid):
-        time.sleep(0.01)
+    eventually(lambda: not is_alive(pid))
     time.sleep(0.2)
     assert not (folder / "ran").exists()
     assert not (folder / "api").exists()

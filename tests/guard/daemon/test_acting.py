@@ -26,7 +26,7 @@ from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import GateState, Look, Reach
 from plimsoll.guard.judge.tracker import Grade
 from tests.cli.test_guard import QUICK, config, kill_engine, url
-from tests.each import cases
+from tests.each import cases, sure
 from tests.guard.acting import LookedAt
 from tests.guard.daemon.drain_world import Lock, World, parts_of, ports_of
 from tests.guard.daemon.guards import guarding
@@ -75,8 +75,7 @@ def test_who_is_away_and_how_long_its_model_is_known() -> None:
     fleet = LookedAt(a=[look()], b=[look()])
     assert sight(fleet).suffering("a", ActPolicy()) == ""
     for kind, says in (("saturated", "b is not well"), ("creep", "")):
-        one = fleet.engine("b")
-        assert one is not None
+        one = sure(fleet.engine("b"))
         one.reporter.doubted = {kind}
         assert sight(fleet).suffering("a", ActPolicy()) == says
 

@@ -435,14 +435,12 @@ BY_LOG, GONE = ExitReport(ENDED_BY_LOG, failure="illegal memory access"), "its r
         (done("its unit stopped", by_hand=True, inferred=True), "", ExitReport(stopped="its unit stopped")),
         (done("its unit stopped", by_hand=True, inferred=True), DIED, BY_LOG),
         (done("its unit has failed"), "", ExitReport("its unit has failed")),
-        (done("it ended as it was asked to", asked=True), DIED, NO_EXIT),
-        (failed("it has not ended"), DIED, NO_EXIT),
-        (unsure("nobody knows"), "", ExitReport(gone=GONE)),
-        (unsure("nobody knows"), DIED, BY_LOG),
+        (done("it ended as it was asked to", asked=True), DIED, NO_EXIT), (failed("it has not ended"), DIED, NO_EXIT),
+        (unsure("nobody knows"), "", ExitReport(gone=GONE)), (unsure("nobody knows"), DIED, BY_LOG),
         (unsure("", exit_code=139), "", ExitReport("its process ended with exit code 139", failure="SIGSEGV")),
         (unsure("", exit_code=137), "", ExitReport(gone=GONE)),
     ],
-)
+)  # fmt: skip
 def test_what_ended_is_dead_and_what_was_stopped_is_observed(
     outcome: Outcome, log: str, wanted: ExitReport, tmp_path: Path
 ) -> None:

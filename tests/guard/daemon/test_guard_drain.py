@@ -116,14 +116,11 @@ async def test_whose_it_is_and_that_it_waits_for_the_lock() -> None:
 @each(
     ("engine", "change", "wanted"),
     [
-        ("c", {}, "NotWatched"),
-        ("b", {}, "NoGate"),
-        ("a", {"age_s": 1e6}, "Unknown"),
-        ("a", {"only_observed": "a KV connector"}, "OnlyObserved"),
-        ("a", {"load": load_of("a", 0.75)}, "OthersCannotCarry"),
+        ("c", {}, "NotWatched"), ("b", {}, "NoGate"), ("a", {"age_s": 1e6}, "Unknown"),
+        ("a", {"only_observed": "a KV connector"}, "OnlyObserved"), ("a", {"load": load_of("a", 0.75)}, "OthersCannotCarry"),
         ("a", {"load": load_of("a", None)}, "OthersCannotCarry"),
     ],
-)
+)  # fmt: skip
 @in_loop
 async def test_what_speaks_against_it(engine: str, change: Mapping[str, Any], wanted: str) -> None:
     """As for a restart: what is not known, what may not be touched, what the others could not carry. Nothing is written."""

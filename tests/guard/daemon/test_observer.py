@@ -17,6 +17,7 @@ from plimsoll.guard.judge.look import Canary, Look, Reach
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.render.guard import Event, EventKind, alert, line_json, sentence, status_line
 from plimsoll.unknown import Condition, Status
+from tests.each import sure
 
 if TYPE_CHECKING:
     import pytest
@@ -324,7 +325,6 @@ def test_what_an_engine_sends_does_not_reach_the_terminal_and_one_that_leaves_cl
     teller.report(look(0), [condition(Status.TRUE)], None)
     said = teller.leave(2e9, 60.0, [condition(Status.TRUE), condition(Status.FALSE, kind="storm")])
     assert [told.what for told in said] == [EventKind.OVER, EventKind.UNLISTED]
-    over = alert(said[0], starts_unix_s=1e9, lasts_s=60.0)
-    assert over is not None
+    over = sure(alert(said[0], starts_unix_s=1e9, lasts_s=60.0))
     assert over["endsAt"] == "2033-05-18T03:33:20.000Z"
     assert alert(said[1], starts_unix_s=1e9, lasts_s=60.0) is None

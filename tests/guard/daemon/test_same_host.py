@@ -19,6 +19,7 @@ import pytest
 from plimsoll.guard.daemon.engine_look import EngineWatcher, LookLimits
 from plimsoll.guard.daemon.host import FIRST_NAMESPACE, Machine, SameHost, SlowQuestion
 from plimsoll.guard.judge.look import CardState, Look, Reach
+from tests.fakes import eventually
 from tests.net.raw_server import by_path, free_port, raw_server
 
 LOOK = Look(1.0, 2.0, Reach.ANSWERS, figures={"running": 3.0})
@@ -290,7 +291,7 @@ def test_a_driver_that_hangs_costs_one_deadline_and_hides_nothing_else(machine: 
     assert found[0].cards == (CardState("3b:00", (79,)),)
     assert found[0].figures["host_resident"] == 7000 * 1024.0
     go.set()
-    assert _soon(lambda: here.note == "")
+    eventually(lambda: here.note == "")
     assert seen(here).cards[0].total == 80 << 30
 
 
@@ -330,7 +331,7 @@ async def test_what_is_open_is_closed_with_the_last_engine(machine: Path) -> Non
     await EngineWatcher("http://127.0.0.1:1", same_host=engines[1]).close()
     engines[2].close()
     assert handles() == 0
-    assert _soon(lambda: nvml.ended == 1)
+    eventually(lambda: nvml.ended == 1)
     with socket.socket():  # and again
         assert [card.name for card in (await SameHost(8000, one).add_to(LOOK)).cards] == ["3b:00"]
     assert (handles(), nvml.begun) == (1, 2)
@@ -356,13 +357,6 @@ def test_a_driver_without_words_is_begun_anew(machine: Path) -> None:
     nvml.nvmlDeviceGetMemoryInfo = nvml.nvmlDeviceGetComputeRunningProcesses = gone
     assert [card.total for card in seen(here).cards] == [None, None]
     assert nvml.ended == 1
-
-
-def _soon(is_so: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 5
-    while not is_so() and time.monotonic() < end:
-        time.sleep(0.01)
-    return is_so()
 
 
 async def test_an_answer_serves_everybody_for_a_while() -> None:

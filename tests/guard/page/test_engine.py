@@ -174,15 +174,13 @@ def test_the_card_shows_the_count_the_cost_and_the_newest_and_nothing_that_is_no
 @pytest.mark.parametrize(
     ("seen", "says"),
     [
-        (None, page.NO_SURVIVAL),
-        (Look(1.0, 1.0, Reach.ANSWERS), page.NO_SURVIVAL),
-        (survived(None), page.TOO_OLD),
+        (None, page.NO_SURVIVAL), (Look(1.0, 1.0, Reach.ANSWERS), page.NO_SURVIVAL), (survived(None), page.TOO_OLD),
         (survived(Survival(why="PLIMSOLL_SURVIVE is not set")), f"off, {page.OFF}: PLIMSOLL_SURVIVE is not set"),
         (survived(Survival(armed=False, why="a KV connector is set")), f"not armed, {page.OFF}: a KV connector is set"),
         (survived(SURVIVED._replace(limping=True)), page.LIMPS),
         (survived(SURVIVED._replace(limping=True, storm=True)), page.STORM),
     ],
-)
+)  # fmt: skip
 def test_the_state_in_a_sentence(seen: Look | None, says: str) -> None:
     """Unknown, off, not armed with its reason, armed, limping, or a storm."""
     assert page.survival_of(seen)["says"] == says

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.inside.survive.failures import SiteNote, StepFailure, identify, local_of, release_frames
-from tests.each import rows
+from tests.each import rows, sure
 
 
 class OutOfMemoryError(RuntimeError):
@@ -64,8 +64,7 @@ def test_the_innermost_known_function_names_the_place() -> None:
 
     with pytest.raises(OutOfMemoryError) as caught:
         execute_model()
-    found = identify(caught.value)
-    assert found is not None
+    found = sure(identify(caught.value))
     assert found.site == "logits"
     assert local_of(caught.value, ("execute_model",), "scheduler_output") == "the plan"
     assert local_of(caught.value, ("step",), "scheduler_output") is None
