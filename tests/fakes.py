@@ -26,8 +26,6 @@ def settings(folder: object, **more: str) -> InsideSettings:
 
 
 # The engine, as an API server sees it
-
-
 class EngineClient:
     """Has the names of vLLM's AsyncLLM that the gate looks at; a call with a timeout is a test that fails."""
 
@@ -86,8 +84,6 @@ class State:
 
 
 # Apps, and a hand to drive them without sockets
-
-
 class Got(NamedTuple):
     status: int
     headers: dict[str, str]
@@ -171,8 +167,6 @@ def got_of(sent: list[Message]) -> Got:
 
 
 # A real server, and clients that misbehave
-
-
 def asked(port: int, method: str, path: str, body: object = None, **headers: str) -> Got:
     """One request over a socket; the body is JSON unless it is bytes."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)

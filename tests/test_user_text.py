@@ -157,8 +157,7 @@ def test_hiding_twice_changes_nothing_more(pieces: list[str]) -> None:
 
 def test_a_text_that_never_ends_is_bounded() -> None:
     """A quote that is never closed hides so many lines and no more."""
-    shown = hide_user_text("\n".join(["prompt='Q", *["line"] * (MOST_LINES + 10)])).split("\n")
-    assert shown.count("line") == 10
+    assert hide_user_text("\n".join(["prompt='Q", *["line"] * (MOST_LINES + 10)])).split("\n").count("line") == 10
 
 
 @each("piece", ROWS["hostile"])

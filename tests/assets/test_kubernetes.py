@@ -114,8 +114,6 @@ def test_what_one_object_names_the_others_have() -> None:
 
 
 # Guard alone
-
-
 def test_guard_needs_no_plan(tmp_path: Path) -> None:
     """Every option stands where it belongs, the pod may write nothing but its volumes, and is no root."""
     files = _guard(

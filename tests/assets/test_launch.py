@@ -130,8 +130,7 @@ def test_a_model_that_is_a_folder_is_mounted(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     files = launch_files(settings_of(plan_of("vllm", "serve", str(tmp_path))), WAYS)
-    volumes = yaml.safe_load(files["compose/compose.yaml"])["services"]["vllm"]["volumes"]
-    assert f"{tmp_path}:{tmp_path}:ro" in volumes
+    assert f"{tmp_path}:{tmp_path}:ro" in yaml.safe_load(files["compose/compose.yaml"])["services"]["vllm"]["volumes"]
     pod = object_in(files["kubernetes/vllm.yaml"], "StatefulSet")["spec"]["template"]["spec"]
     assert {"name": "model", "hostPath": {"path": str(tmp_path), "type": "Directory"}} in pod["volumes"]
 

@@ -25,8 +25,7 @@ def test_a_queue_matters_to_both_from_the_same_length_on() -> None:
 def test_the_share_done_twice_is_guards_in_fewer_terms() -> None:
     """Preemptions x mean length over all that was computed is preemptions over preemptions and requests that ended."""
     for preempted, ended, tokens in ((10, 90, 70_000), (3, 400, 1e6), (50, 1, 12)):
-        theirs = recomputed_share(preempted, tokens, tokens / ended)
-        assert theirs == pytest.approx(preempted / (preempted + ended))
+        assert recomputed_share(preempted, tokens, tokens / ended) == pytest.approx(preempted / (preempted + ended))
 
 
 def test_a_plan_with_little_slack_is_not_called_thin_for_ever() -> None:

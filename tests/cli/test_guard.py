@@ -303,8 +303,6 @@ def test_the_page_names_all_there_is() -> None:
 
 
 # What it is told of acting: --act, [act], and a server of its own behind --.
-
-
 @each(("words", "where"), cases("cli", "a_server_of_its_own_is_watched_where_its_command_says"))
 def test_a_server_of_its_own_is_watched_where_its_command_says(words: str, where: str) -> None:
     """Behind -- nothing is guard's own; the address is that of --host and --port, and a wildcard is this machine."""

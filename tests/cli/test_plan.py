@@ -106,8 +106,6 @@ def test_the_revision_of_the_command_is_the_one_that_is_read(tmp_path: Path, mon
 
 
 # Several commands side by side.
-
-
 def _file(folder: Path, *lines: str) -> str:
     (folder / "commands.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return f"--compare {folder / 'commands.txt'}"

@@ -282,8 +282,6 @@ def test_a_run_that_no_times_come_near_teaches_nothing(tmp_path: Path) -> None:
 
 
 # What a user or the world does wrong.
-
-
 def _plan(**changes: object) -> dict[str, object]:
     kv = {"num_blocks": 100, "block_size": 16, "max_model_len": 4096, "groups": [{"kind": "full", "block_size": 16}]}
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 2048}

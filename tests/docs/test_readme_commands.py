@@ -29,6 +29,5 @@ def test_every_command_of_the_readme_prints_what_is_shown() -> None:
 def test_commands_within_a_sentence_are_known() -> None:
     """A command with options is listed with where it is run; a bare one is a command of ours."""
     spans = re.findall(rf"`({PROGRAMS} [^`]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL))
-    bare = {span.removeprefix("plimsoll ") for span in spans if re.fullmatch(r"plimsoll \w+", span)}
-    assert bare == set(COMMANDS)
+    assert {span.removeprefix("plimsoll ") for span in spans if re.fullmatch(r"plimsoll \w+", span)} == set(COMMANDS)
     assert {span for span in spans if not re.fullmatch(r"plimsoll \w+", span)} == set(WITHIN_A_SENTENCE)

@@ -98,8 +98,7 @@ def test_a_gate_is_where_it_is_said_and_a_secret_that_everybody_can_read_is_said
     path.write_text(text, encoding="utf-8")
     (said,) = read_guard_config(str(path)).warnings
     assert said.startswith(f"{tmp_path / 'open'} is a secret that every user of this machine can read")
-    asked = guard_options(["--config", str(path), "--token-file", str(tmp_path / "open")], {})
-    assert asked.config.warnings == (said,)
+    assert guard_options(["--config", str(path), "--token-file", str(tmp_path / "open")], {}).config.warnings == (said,)
     assert guard_options(["--engine", "http://x:1", "--token-file", str(tmp_path / "open")], {}).config.warnings == (said,)
     (tmp_path / "latin.toml").write_bytes(b"# one\n# tw\xf6\n")
     (tmp_path / "big.toml").write_bytes(b"#" * (5 << 20))

@@ -77,8 +77,6 @@ def test_whatever_was_tried_has_its_test() -> None:
 
 
 # What it would do
-
-
 def busy(at: float, stands_from: float, stands_for: float = 1e9) -> dict[str, float]:
     """Four requests, and steps but for a while."""
     steps = at if at < stands_from else stands_from if at < stands_from + stands_for else at - stands_for
@@ -207,8 +205,6 @@ def test_a_worker_call_of_100_s_with_requests_waiting() -> None:
 
 
 # It waits or is silent when it must act
-
-
 @each("has_gate", [False, True])
 def test_the_same_engine_hangs_three_times(has_gate: bool) -> None:
     """Each hang is found as soon as the first: none is learnt as a normal pause."""

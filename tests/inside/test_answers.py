@@ -217,8 +217,7 @@ def test_an_error_has_openai_s_shape() -> None:
 def test_headers_replace_those_of_the_same_name() -> None:
     """However it is spelt; the message that was handed in stays as it was."""
     before: Message = {"type": "http.response.start", "status": 200, "headers": [(b"Connection", b"keep-alive"), (b"x", b"1")]}
-    after = with_headers(before, ((b"connection", b"close"),))
-    assert after["headers"] == [(b"x", b"1"), (b"connection", b"close")]
+    assert with_headers(before, ((b"connection", b"close"),))["headers"] == [(b"x", b"1"), (b"connection", b"close")]
     assert before["headers"][0] == (b"Connection", b"keep-alive")
     assert with_headers({"type": "http.response.start"}, ((b"a", b"b"),))["headers"] == [(b"a", b"b")]
 

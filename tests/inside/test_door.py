@@ -62,8 +62,6 @@ def why(refusal: Refusal | None) -> str:
 
 
 # Verdicts and accounts
-
-
 def test_what_exceeds_the_spare_memory_alone_is_never_let_in_and_beside_others_not_now() -> None:
     """By the table's formula; what has left makes room again, once."""
     one = door()
@@ -191,8 +189,6 @@ def test_whatever_comes_and_goes_no_account_is_negative_and_all_come_back(events
 
 
 # Told to the client
-
-
 @pytest.fixture
 def closed() -> Iterator[None]:
     """The process's own door refuses what it must."""
@@ -210,8 +206,7 @@ def stream(refusal: Refusal | None, *, first: bytes = b"", kind: bytes = b"text/
         await send({"type": "http.response.start", "status": 200, "headers": [(b"Content-Type", kind)]})
         if first:
             await send({"type": "http.response.body", "body": first, "more_body": True})
-        passage = sure(PASSAGE.get())
-        passage.refusal = refusal
+        sure(PASSAGE.get()).refusal = refusal
         await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 

@@ -66,8 +66,6 @@ def test_a_request_asks_for_what_vllm_will_compute(one: Any, copies: int, asks: 
 
 
 # In vLLM
-
-
 class VLLMError(Exception):
     """As from 0.27 on."""
 

@@ -94,8 +94,6 @@ def test_vllm_s_own_valve_is_seen_set_or_unset() -> None:
 
 
 # The test request: only silence is a proof.
-
-
 async def _try(does: str, limit_s: float = 0.2) -> tuple[bool, float]:
     client = EngineClient()
     client.generate_does = does

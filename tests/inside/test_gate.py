@@ -293,8 +293,6 @@ async def test_an_app_without_a_lifespan_is_counted_all_the_same(tmp_path: Path)
 
 
 # Corners of the gate: given twice, a drain long over, a sleep that is only a pause, a port whose holder has gone.
-
-
 def test_a_gate_given_twice_counts_once(tmp_path: Path) -> None:
     """--middleware twice: the outer one works, the inner one hands on."""
     gate = Gate(Gate(hello, settings(tmp_path)), settings(tmp_path))
@@ -329,8 +327,6 @@ def test_asking_after_earlier_work_does_not_put_phase_two_off(tmp_path: Path) ->
 
 
 # Faults of our own under the gate: whatever part of it is broken, requests pass as if it were not there.
-
-
 class Broken:
     """Raises whatever is asked of it."""
 
@@ -400,8 +396,6 @@ def test_a_gate_that_cannot_be_set_up_is_not_there(tmp_path: Path) -> None:
 
 
 # Work that waits too long, and what vLLM itself refuses
-
-
 def full(folder: Path) -> GateControl:
     core, client = made(folder, PLIMSOLL_SHED_WAIT_S="0.01")
     for number in range(50):
@@ -457,8 +451,7 @@ def test_a_503_of_vllm_s_own_gets_a_retry_after(tmp_path: Path) -> None:
         (_answering(429), None),
         (_answering(200), None),
     ):
-        found = asyncio.run(ask(Around(app, core), "POST", "/v1/completions"))
-        assert found.headers.get("retry-after") == expected
+        assert asyncio.run(ask(Around(app, core), "POST", "/v1/completions")).headers.get("retry-after") == expected
     core = full(tmp_path)
     core.settings.shed_wait_s = None
     assert asyncio.run(ask(Around(_answering(503), core), "POST", "/v1/completions")).headers["retry-after"] == "120"

@@ -91,8 +91,7 @@ def test_a_full_server_refuses_at_its_bound_and_recovers(tmp_path: Path) -> None
     feed(core, 4, 38)  # 38 x (105 + 20) tokens at 500 a second: 9.5 s
     assert core.shed(b"") is None
     feed(core, 4, 42)
-    refusal = sure(core.shed(b""))
-    assert (b"retry-after", b"1") in refusal.headers
+    assert (b"retry-after", b"1") in sure(core.shed(b"")).headers
     assert core.shed(b"high") is None
     assert core.shed(b"very high") is not None, "a word that is made up helps nobody"
     assert core.shed(b"low") is not None
@@ -156,8 +155,6 @@ def test_without_a_safe_folder_the_gate_still_counts_and_drains_alone(tmp_path: 
 
 
 # A gate for itself: its pulse, its figures and its metrics are no one else's, and nothing lies in a shared folder.
-
-
 def alone(figures: list[dict[str, Any]] | None = None) -> Alone:
     return Alone(Pulse(), lambda: figures or [], CollectorRegistry(), lambda requests: not requests)
 
@@ -183,8 +180,6 @@ def test_two_count_apart(tmp_path: Path) -> None:
 
 
 # Calls into the workers: one at a time over all API servers, no timeout, never cancelled.
-
-
 async def test_a_call_is_made_without_a_timeout_and_its_results_come_back(tmp_path: Path) -> None:
     """The fake refuses any timeout; who waits too long is told that it still runs, and the call has no end of its own."""
     client, calls = EngineClient(), Calls(str(tmp_path / "lock"), patience_s=0.02)

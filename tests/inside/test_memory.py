@@ -107,8 +107,6 @@ def test_releasable_never_exceeds_what_is_free(drawn: list[tuple[list[tuple[str,
 
 
 # What is reckoned from torch's own statistics.
-
-
 def stats_of(segments: list[dict[str, Any]]) -> dict[str, Any]:
     """The statistics that torch would keep for these segments: gaps of expandable ones are in none of them."""
     reserved = active = split = 0

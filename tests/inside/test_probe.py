@@ -155,8 +155,6 @@ def test_loading_passes_through_where_a_history_is_wanted(folder: Path, monkeypa
 
 
 # The probe as a plugin: every worker gets it, whatever extension the server has.
-
-
 class Another:
     def somebody_elses(self) -> str:
         return "theirs"

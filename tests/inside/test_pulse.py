@@ -172,8 +172,6 @@ def test_no_order_of_steps_and_no_clock_breaks_it(steps: list[tuple[int | None, 
 
 
 # What vLLM tells at each step reaches the pulse and the recorder, in the words of every release.
-
-
 def listener(engine: int = 0, record: Path | None = None) -> tuple[Listener, Pulse, Recorder]:
     pulse, recorder = Pulse(), Recorder(InsideSettings({"PLIMSOLL_RECORD": str(record)} if record else {}))
     one = Listener()
@@ -239,8 +237,6 @@ def test_sleep_is_heard_and_the_rest_does_nothing() -> None:
 
 
 # The wrapped methods do as before, tell what stat loggers are not told, and stay away from what they do not know.
-
-
 def recorder(folder: Path) -> Recorder:
     return recording(folder, PLIMSOLL_RECORD_PREFIXES="1", PLIMSOLL_RECORD_SALT="s")
 

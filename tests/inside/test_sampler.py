@@ -299,8 +299,6 @@ def test_without_nvml_only_the_sum_is_known() -> None:
 
 
 # What the worker reckoned with when it started, under the names of each era of vLLM.
-
-
 class Tensor:
     """A tensor as far as it is asked: a view into a storage."""
 

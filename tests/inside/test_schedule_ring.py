@@ -169,8 +169,6 @@ def test_what_was_noted_outlives_a_killed_engine_core(tmp_path: Path) -> None:
 
 
 # The gate
-
-
 def dying(
     client: EngineClient, *ids: str | None, stream: bool = False, begins: Callable[[], None] | None = None, dies: bool = True
 ) -> App:

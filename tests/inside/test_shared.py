@@ -127,8 +127,6 @@ def test_a_page_that_was_just_made_does_not_take_the_word(tmp_path: Path) -> Non
 
 
 # Numbers that processes share: no half-written set is ever read, and the lock is a real one.
-
-
 def test_numbers_are_kept_and_start_at_nothing(tmp_path: Path) -> None:
     """Negative and large ones too; a second look at the file sees them; nobody else may read it."""
     page = SharedPage(PAIR, str(tmp_path / "a.page"))

@@ -104,8 +104,7 @@ def test_trimming_keeps_the_cause_and_drops_the_bulk_and_the_machine() -> None:
         "at /opt/vllm/x.py on host tcp://192.0.2.1:4000 http://127.0.0.1:8123 /models/m"
     )
     frame = {"filename": "/home/me/site/vllm/v1/worker/gpu_worker.py", "line": 3, "name": "load_model"}
-    snapshot = {"segments": [{"blocks": [{"frames": [frame]}]}], "device_traces": [[{"frames": [frame]}]]}
-    without_machine_paths(snapshot)
+    without_machine_paths({"segments": [{"blocks": [{"frames": [frame]}]}], "device_traces": [[{"frames": [frame]}]]})
     assert frame["filename"] == "vllm/v1/worker/gpu_worker.py"
 
 

@@ -70,8 +70,7 @@ def test_rules_say_which_calls_fail(tmp_path: Path) -> None:
     """Once, every so many-th, a share, until a time, above a size, with a request; a new file counts anew."""
     once = control_of(tmp_path, {"site": FORWARD, "times": 1})
     assert fails(once, "sampler", FORWARD, FORWARD) == [False, True, False]
-    third = control_of(tmp_path, {"site": FORWARD, "every": 3})
-    assert fails(third, *[FORWARD] * 6) == [False, False, True] * 2
+    assert fails(control_of(tmp_path, {"site": FORWARD, "every": 3}), *[FORWARD] * 6) == [False, False, True] * 2
     shares = [control_of(tmp_path, {"site": FORWARD, "share": 0.2, "seed": 3}) for _ in range(2)]
     drawn = [fails(one, *[FORWARD] * 500) for one in shares]
     assert drawn[0] == drawn[1]

@@ -343,8 +343,6 @@ def test_any_bytes_end_in_an_answer_or_in_none(pieces: list[bytes]) -> None:
 
 
 # Names
-
-
 class Resolver:
     """A resolver whose answers a test sets: an address, an error, or an event that it waits for first."""
 

@@ -156,8 +156,7 @@ async def test_what_never_fits_gets_vllms_own_400_on_every_route_and_what_fits_i
         assert is_finished(await site.send(**more)), more
     assert (await site.state())["refused"] == {"never": {"prompt_logprobs": 3, "logprobs": 2}, "not_now": {}}
     await site.wait_empty()
-    words = " ".join(["word"] * 150)
-    chat = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": words}]}
+    chat = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": " ".join(["word"] * 150)}]}
     for more, status in (({"prompt_logprobs": 1}, 400), ({"logprobs": True, "top_logprobs": 12}, 400), ({}, 200)):
         for stream in (False, True) if "prompt_logprobs" not in more else (False,):
             told = await ask(site.server.port, "/v1/chat/completions", {**chat, **more, "stream": stream})

@@ -15,8 +15,7 @@ def test_the_rest_is_predicted(run: accuracy.Run) -> None:
     """Duration, mean TTFT and mean TPOT within 5 % (RTX 4090) or 8 %, and the curve of KV use within 3 points."""
     measured = accuracy.load(run, accuracy.RUNS)
     until = accuracy.third(measured)
-    found = accuracy.fit_run(run, before(measured, until))
-    outcome = accuracy.predict(run, measured, found.step_time, measured, until)
+    outcome = accuracy.predict(run, measured, accuracy.fit_run(run, before(measured, until)).step_time, measured, until)
     assert outcome.worst <= accuracy.PROMISED.get(run.name, accuracy.PROMISED_OTHERS), outcome
     if run.name in accuracy.PROMISED:
         assert outcome.kv_points is not None

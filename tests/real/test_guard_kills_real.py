@@ -40,8 +40,7 @@ def test_a_process_killed_at_any_write_leaves_what_the_next_one_brings_to_a_safe
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     told = [json.loads(line) for line in ran.stdout.splitlines()]
-    wanted = [f"{when} {write}" for write in WRITES[play] for when in ("before", "after")]
-    assert [one["at"] for one in told] == wanted
+    assert [one["at"] for one in told] == [f"{when} {write}" for write in WRITES[play] for when in ("before", "after")]
     for one in told:
         assert one["ended"] == ["killed by 9"], one
         assert one["unsafe"] == "", one

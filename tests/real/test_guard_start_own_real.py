@@ -104,8 +104,6 @@ def test_what_speaks_against_it() -> None:
 
 
 # All the way, with a stand-in
-
-
 def entries(folder: Path, kind: str) -> list[Entry]:
     """What stands in the journal of this kind."""
     return [entry for entry in read_journal(folder / "guard.journal").entries if entry.kind == kind]

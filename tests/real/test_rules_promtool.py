@@ -79,8 +79,7 @@ def mutants(group: RuleGroup, alert: Alert) -> Iterator[Mutant]:
 
     A matcher is dropped wherever it stands: `a{job="x"} and b{job="x"}` asks the same with one of the two.
     """
-    asked = {record.name: record.expr for record in group.records if record.name in alert.expr}
-    exprs = {"": alert.expr, **asked}
+    exprs = {"": alert.expr, **{record.name: record.expr for record in group.records if record.name in alert.expr}}
     for name, expr in exprs.items():
         for found in _COMPARED.finditer(expr):
             turned = expr[: found.start()] + _FLIPPED[found[0]] + expr[found.end() :]

@@ -115,5 +115,4 @@ def test_json_has_every_finding_whole_and_knows_no_infinity() -> None:
     assert first["remedy"][0] == {"do": "lower it", "why": "it helps", "flag": "--max-num-seqs", "value": "64"}
     assert read["schema"] == "plimsoll.doctor/1"
     assert plain({"a": float("nan"), "b": float("-inf"), "c": (1, True, None)}) == {"a": None, "b": None, "c": [1, True, None]}
-    text = as_json(diagnosis(figure=float("inf")))
-    assert json.loads(text, parse_constant=pytest.fail)["facts"]["figure"] is None
+    assert json.loads(as_json(diagnosis(figure=float("inf"))), parse_constant=pytest.fail)["facts"]["figure"] is None

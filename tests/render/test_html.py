@@ -26,8 +26,7 @@ HOSTILE = "\"><script>alert('x')</script><img src=//evil.example/x onerror=alert
 def _planned(model: str = "meta-llama/Llama-3.1-8B", gib: int = 79, *flags: str, notes: tuple[str, ...] = ()) -> MemoryPlan:
     finding = Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, 0.9, f"title {model}", f"because {model}")
     advice = Advice("--max-model-len", "1024", f"why {model}", f"effect {model}", Code.STARTUP_CONTEXT_TOO_LONG)
-    plan = planned(*flags, model=model, gib=gib, used=GIB)
-    return replace(plan, findings=[finding], advice=[advice], notes=notes)
+    return replace(planned(*flags, model=model, gib=gib, used=GIB), findings=[finding], advice=[advice], notes=notes)
 
 
 def _more(plan: MemoryPlan) -> tuple[Matrix, WorkloadAnswer]:
@@ -135,8 +134,7 @@ def test_hostile_and_secret_words_stay_where_they_are() -> None:
     page = plan_page(_planned(), matrix=matrix._replace(rows=rows))
     _check_alone(page)
     assert [a["title"] for a in HtmlPage(page).tags("td") if "title" in a] == [HOSTILE] * 48
-    plan = _planned(f"org/{SECRET}", 79, "--api-key", "s3cret-value-of-mine", notes=(f"HF_TOKEN={SECRET}",))
-    page = plan_page(plan)
+    page = plan_page(_planned(f"org/{SECRET}", 79, "--api-key", "s3cret-value-of-mine", notes=(f"HF_TOKEN={SECRET}",)))
     assert SECRET not in page
     assert "s3cret-value-of-mine" not in page
     assert "[redacted]" in page

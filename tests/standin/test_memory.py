@@ -175,8 +175,7 @@ def test_asleep_it_holds_little_and_may_not_wake_up() -> None:
     assert memory.host_resident == resident + 15 * GIB
     assert memory.compact() == {"refused": "the worker is asleep"}
     assert memory.take_neighbour(memory.free)
-    trouble = sure(memory.wake_up())
-    assert trouble.message.startswith("CUDA Error: out of memory")
+    assert sure(memory.wake_up()).message.startswith("CUDA Error: out of memory")
     memory.take_neighbour(-memory.neighbours)
     assert memory.wake_up() is None
     assert (memory.free, memory.host_resident) == (free, resident)

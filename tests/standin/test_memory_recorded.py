@@ -162,8 +162,7 @@ def test_the_neighbour_of_the_recording_fares_as_there() -> None:
     assert torch_of(memory)["alloc_retries"] == 0
     memory.compact()
     assert memory.take_neighbour(wanted)
-    trouble = sure(memory.step(STEP_TOKENS, 16))
-    assert parse_oom(trouble.message).has_neighbour
+    assert parse_oom(sure(memory.step(STEP_TOKENS, 16)).message).has_neighbour
     assert (torch_of(memory)["alloc_retries"], torch_of(memory)["ooms"]) == (1, 1)
 
 
@@ -198,8 +197,7 @@ def test_the_doctor_reads_our_words_as_torch_s(name: str) -> None:
         memory = DeviceModel(h200())
         memory.compact()
         assert memory.take_neighbour(memory.free - 100 * MIB)
-        trouble = sure(memory.step(STEP_TOKENS, 1))
-        ours = trouble.message
+        ours = sure(memory.step(STEP_TOKENS, 1)).message
     figure = r"\d+(?:\.\d\d)? (?:bytes|KiB|MiB|GiB)|Process \d+"
     assert re.sub(figure, "#", ours) == re.sub(figure, "#", theirs)
     assert re.search(log_line("torch-oom").pattern, ours)

@@ -106,8 +106,7 @@ def test_everything_there_is_yes_to_all_and_nothing_there_no() -> None:
 def test_each_need_can_be_missed(need: Need) -> None:
     """Without its files each need is unmet, and each part that it weighs on says what is lost."""
     gone = {look.files[0] for way in need.ways for look in way.looks}
-    files = {path: text for path, text in files_that_meet_all().items() if path not in gone}
-    answers = judge(sources(files), NEEDS)
+    answers = judge(sources({path: text for path, text in files_that_meet_all().items() if path not in gone}), NEEDS)
     answer = next(answer for answer in answers if answer.name == need.name)
     if need.unneeded_without is None:
         assert not answer.state.is_met
@@ -191,8 +190,7 @@ def _shape() -> FileShape:
 
 def test_a_source_is_read_for_what_its_code_has() -> None:
     """Methods with all kinds of arguments, fields and what is set on self; no word of a comment or a text."""
-    worker = _shape().classes["Worker"]
-    assert worker.methods == {"__init__": ("self", "config", "local", ANY), "errored": ("self",)}
+    assert _shape().classes["Worker"].methods == {"__init__": ("self", "config", "local", ANY), "errored": ("self",)}
     assert _shape().functions == {"helper": ("a", "b", "c")}
     assert _shape().classes["Worker"].attributes == {"rank", "KIND", "device", "other", "model"}
     assert "seen" in _shape().assigned

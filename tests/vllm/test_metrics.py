@@ -33,8 +33,7 @@ def test_a_figure_in_a_release(name: str, release: str, expected: str) -> None:
 def test_the_first_engine_had_no_engine_label() -> None:
     """A selector that requires it would find nothing on the first engine's page."""
     for release, labels in (("0.6.0", ("model_name",)), ("0.32.0", ("model_name", "engine"))):
-        found = sure(resolve("running", engine_named(release)))
-        assert found.labels == labels
+        assert sure(resolve("running", engine_named(release))).labels == labels
 
 
 def test_an_unknown_build_is_met_by_what_its_page_shows() -> None:

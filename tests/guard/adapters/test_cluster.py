@@ -126,7 +126,6 @@ async def test_the_token_of_an_exec_plugin(tmp_path: Path) -> None:
         assert await tokens("tok", until) == [b"tok-sre"] * 2
         assert (tmp_path / "asked").read_text().split() == ["asked"] * often, until
     assert await tokens("tok", "no JSON", times=1) == []
-    nobody = kubeconfig(tmp_path, "http://127.0.0.1:9", {"exec": {"command": "./none"}})
-    lost = await client_by(nobody).ask("GET", "/x")
+    lost = await client_by(kubeconfig(tmp_path, "http://127.0.0.1:9", {"exec": {"command": "./none"}})).ask("GET", "/x")
     assert isinstance(lost, Lost)
     assert "no token" in lost.why

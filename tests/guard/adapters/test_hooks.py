@@ -102,8 +102,7 @@ def reply(body: bytes, status: str = "200 OK") -> bytes:
 def test_a_webhook_is_asked_as_the_contract_says_and_where_nobody_is_nothing_was_done() -> None:
     """One POST of one JSON object, the login in its header; query and login are not shown; readiness claims nothing."""
     seen: list[Any] = []
-    told = asyncio.run(asked(reply(b'{"done": true, "says": "out of pool 3"}'), seen))
-    assert told[:2] == ["out of pool 3", True]
+    assert asyncio.run(asked(reply(b'{"done": true, "says": "out of pool 3"}'), seen))[:2] == ["out of pool 3", True]
     assert seen[0][0].startswith("POST /lb?pool=3 HTTP/1.1\r\n")
     assert "\r\nAuthorization: Bearer a-login\r\n" in seen[0][0]
     assert seen[0][1] == {"schema": "plimsoll.hook/1", "verb": "take-out", "engine": "gpu-1", "epoch": 42}

@@ -29,8 +29,6 @@ LEASE = answer(200, {"header": HEADER, "ID": "5", "TTL": "30"})
 
 
 # etcd
-
-
 class Script(Answers):
     """Answers in order with bytes or with silence; what it was asked is kept."""
 
@@ -197,8 +195,6 @@ async def test_tls_in_both_directions(tmp_path: Path) -> None:
 
 
 # A Lease
-
-
 class Leases(ClusterApi):
     """An API server that is asked for one Lease, by guards with this service account."""
 

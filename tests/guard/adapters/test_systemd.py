@@ -130,8 +130,7 @@ def test_its_processes_and_no_systemd_at_all(tmp_path: Path) -> None:
     (group / "cgroup.procs").write_text("4711\n4713\n")
     (group / "below" / "cgroup.procs").write_text("4712\n")
     for place, pids in ((GOOD["ControlGroup"], (4711, 4712, 4713)), ("/../../etc", (4711,))):
-        fake = Fake(tmp_path, {**GOOD, "ControlGroup": place})
-        assert asyncio.run(fake.unit(cgroups=tmp_path / "cg").pids()) == pids
+        assert asyncio.run(Fake(tmp_path, {**GOOD, "ControlGroup": place}).unit(cgroups=tmp_path / "cg").pids()) == pids
     unit = SystemdUnit(SystemdConfig(UNIT), systemctl=str(tmp_path / "none"))
     assert asyncio.run(unit.is_running()) is None
     assert asyncio.run(unit.pids()) == ()

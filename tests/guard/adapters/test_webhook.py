@@ -24,8 +24,7 @@ def sent(statuses: list[int], alerts: int, is_over: Callable[[DeliveryCounts], b
 
     async def act() -> tuple[Answers, WebhookNotifier]:
         async with asyncio.timeout(30), on_a_port(lambda _: answer(statuses.pop(0) if statuses else 200)) as (answers, url):
-            where = replace(address(f"{url}/api/v2/alerts?x=1"), login="Basic abc")
-            hook = WebhookNotifier(where, first_pause_s=0.01)
+            hook = WebhookNotifier(replace(address(f"{url}/api/v2/alerts?x=1"), login="Basic abc"), first_pause_s=0.01)
             task = asyncio.create_task(hook.run())
             for number in range(alerts):
                 hook.put([{"n": number}])

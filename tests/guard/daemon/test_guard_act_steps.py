@@ -65,8 +65,6 @@ def result(world: World) -> tuple[object, ...]:
 
 
 # What happens meanwhile
-
-
 def loses_the_lock(world: World, _: Conductor) -> None:
     world.state.holder = 99
 
@@ -147,8 +145,6 @@ def test_stragglers_are_stopped_where_somebody_wants_that_and_shedding_ends_when
 
 
 # The lock
-
-
 @pytest.mark.parametrize("how", ["fails", "lost"])
 def test_without_the_lock_nothing_is_begun_and_the_pauses_grow(how: str) -> None:
     """Somebody else has it, or it cannot be asked: guard stands back, longer each time, and forgets that after a success."""
@@ -201,8 +197,6 @@ def test_a_lock_that_cannot_be_asked_is_lost_in_its_time_and_what_was_left_open_
 
 
 # The stop
-
-
 @each("case", [SERVING, WEDGED])
 def test_a_hung_engine_is_killed_soon_and_one_that_works_gets_its_time(case: Case) -> None:
     """What is proven to hang has nothing to finish: ten seconds; what is drained and idle gets `stop_within`."""

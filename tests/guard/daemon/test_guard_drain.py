@@ -258,8 +258,6 @@ async def test_two_actions_of_one_part_do_not_release_each_others_lock() -> None
 
 
 # One that guard has held is put back by whoever mended it
-
-
 def held(kind: str = "dead") -> World:
     """One engine that was held, out of the balancer."""
     world = World()

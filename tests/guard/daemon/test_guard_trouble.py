@@ -153,8 +153,7 @@ def test_a_signal_in_a_drain_puts_the_engine_back(name: str, tmp_path: Path) -> 
     with standin(flags, one=engine(step_time=SLOW), settings=InsideSettings({"PLIMSOLL_TOKEN": TOKEN})) as server:
 
         def phase() -> str:
-            told = server.ask("GET", "/plimsoll/state", Authorization=f"Bearer {TOKEN}").json()
-            return str(told["drain"]["phase"])
+            return str(server.ask("GET", "/plimsoll/state", Authorization=f"Bearer {TOKEN}").json()["drain"]["phase"])
 
         text = f"[[engine]]\nurl = '{url(server)}'\nname = 'one'\ntoken_file = 't'\nbalancer = 'readiness'\n"
         text += "restart = {stop = ['true'], start = ['true', 'start'], is_running = ['true']}\n"

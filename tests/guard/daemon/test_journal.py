@@ -286,8 +286,7 @@ def test_a_second_writer_is_refused_and_so_is_a_file_that_was_moved_away_or_writ
         with pytest.raises(JournalBusy, match="another guard"):
             Journal(path)
         command = [sys.executable, "-c", WRITER, str(path), "99999", "1"]
-        other = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert "JournalBusy" in other.stderr
+        assert "JournalBusy" in subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
         threads = [threading.Thread(target=lambda: [journal.append("note") for _ in range(50)]) for _ in range(8)]
         for thread in threads:
             thread.start()

@@ -325,6 +325,5 @@ def test_what_an_engine_sends_does_not_reach_the_terminal_and_one_that_leaves_cl
     teller.report(look(0), [condition(Status.TRUE)], None)
     said = teller.leave(2e9, 60.0, [condition(Status.TRUE), condition(Status.FALSE, kind="storm")])
     assert [told.what for told in said] == [EventKind.OVER, EventKind.UNLISTED]
-    over = sure(alert(said[0], starts_unix_s=1e9, lasts_s=60.0))
-    assert over["endsAt"] == "2033-05-18T03:33:20.000Z"
+    assert sure(alert(said[0], starts_unix_s=1e9, lasts_s=60.0))["endsAt"] == "2033-05-18T03:33:20.000Z"
     assert alert(said[1], starts_unix_s=1e9, lasts_s=60.0) is None

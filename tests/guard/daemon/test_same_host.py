@@ -110,8 +110,6 @@ def write_xids(root: Path, *xids: int) -> None:
 
 
 # Processes
-
-
 def test_the_server_is_found_by_its_port_also_after_its_restart(machine: Path) -> None:
     """The memory of its tree and the tightest limit; who has its old number later is not it; of none here nothing is told."""
     found = seen(SameHost(8000, fresh(machine)))
@@ -221,8 +219,6 @@ def test_one_walk_serves_all_engines_of_the_machine(machine: Path) -> None:
 
 
 # Cards
-
-
 def test_cards_are_those_its_processes_use_and_their_errors_count_from_when_guard_looks(machine: Path) -> None:
     """Numbers of another namespace tie nothing; Xids are told once to each engine; without ECC nothing is known."""
     nvml = library({"3b": {102: 60 << 30, 101: 1 << 30, 900: 7}, "5e": {200: 5}, "af": {300: 1}})

@@ -143,10 +143,8 @@ def test_what_nobody_tells_is_unknown(survival: Survival | None, reason: str) ->
 @each("name", ["storm", "limping"])
 def test_a_storm_and_a_limp_hold_after_minutes(name: str) -> None:
     """Said at every look for three minutes, they call for a restart; for a moment they do not."""
-    lasting = surviving(900, lambda at: failed(30.0, 1.0)._replace(**{name: at >= 300}))
-    assert begun("limping", lasting) == [480.0]
-    passing = surviving(900, lambda at: failed(30.0, 1.0)._replace(**{name: 300 <= at < 420}))
-    assert begun("limping", passing) == []
+    assert begun("limping", surviving(900, lambda at: failed(30.0, 1.0)._replace(**{name: at >= 300}))) == [480.0]
+    assert begun("limping", surviving(900, lambda at: failed(30.0, 1.0)._replace(**{name: 300 <= at < 420}))) == []
     assert GRADES["limping"] is Grade.RESTART
     assert "contained" not in GRADES
 

@@ -246,8 +246,7 @@ def test_the_ladder_the_pool_of_blocks_and_that_sections_are_steady() -> None:
     assert now == later
     text = "max-num-seqs=24 for 2 h; guardctl set a --clear ends it"
     assert page.sections(page.EngineState(view(ANSWERS, note=text)), CLOCK)["head"]["note"] == text
-    script = (Path(page.__file__).parent / "static" / "engine.js").read_text(encoding="utf-8")
-    assert "Not available" not in script
+    assert "Not available" not in (Path(page.__file__).parent / "static" / "engine.js").read_text(encoding="utf-8")
 
 
 def test_an_id_stands_for_a_name_and_the_journal_is_in_sentences() -> None:
