@@ -16,17 +16,13 @@ from plimsoll.errors import WorldFailed
 from plimsoll.guard.config import read_guard_config
 
 
-def test_guard_takes_the_configuration_as_its_own(tmp_path: Path) -> None:
-    """No key that only the demo knows: what it sets, anybody can set."""
+def test_guard_takes_the_configuration_as_its_own_and_tokens_are_private(tmp_path: Path) -> None:
+    """What the demo sets, anybody can set; two fleets share nothing, and only this user can read their tokens."""
     fleet = DemoFleet(tmp_path)
     path = tmp_path / "plimsoll.toml"
     path.write_text(fleet.config(), encoding="utf-8")
     found = read_guard_config(str(path))
     assert [engine.name for engine in found.engines] == list(NAMES)
-
-
-def test_tokens_are_drawn_anew_and_only_this_user_can_read_them(tmp_path: Path) -> None:
-    """Two fleets share nothing."""
     (tmp_path / "x").mkdir()
     (tmp_path / "y").mkdir()
     one, two = DemoFleet(tmp_path / "x"), DemoFleet(tmp_path / "y")

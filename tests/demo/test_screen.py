@@ -58,17 +58,13 @@ def printed(line: StoryLine) -> Report:
     return report
 
 
-def test_guards_words_have_the_time_since_the_beginning() -> None:
-    """Guard's own time; long words are wrapped under their beginning."""
+def test_guards_words_have_the_time_since_the_beginning_and_an_end_not_done_stands_out() -> None:
+    """Guard's own time; long words are wrapped under their beginning; other ends have the colour of guard's words."""
     assert str(printed(StoryLine(112.34, SAW, "b", "the queue grows"))) == "   12.3 s  guard saw  b  the queue grows"
     rows = str(printed(StoryLine(101.0, DID, "a", "word " * 60))).splitlines()
     assert len(rows) > 1
     assert max(map(len, rows)) <= WIDTH
     assert all(row.startswith(" " * 20) for row in rows[1:])
-
-
-def test_an_end_that_is_not_done_stands_out() -> None:
-    """The others have the colour of guard's words."""
     styles = []
     for text in ("restart: held", "restart: done and confirmed"):
         (line,) = printed(StoryLine(101.0, ENDED, "a", text))

@@ -20,8 +20,8 @@ RESTART = [
 ]  # fmt: skip
 
 
-def test_an_engine_is_out_from_the_moment_it_is_taken_out_until_it_is_confirmed_back() -> None:
-    """Or to the end; shedding counts from its outcome, not where it failed."""
+def test_an_engine_is_out_until_it_is_confirmed_back_and_actions_are_counted_by_rung_and_end() -> None:
+    """Out from the moment it is taken out; shedding counts from its outcome, not where it failed; ends as journalled."""
     found = times(RESTART, ["a", "b"], 0.0, 30.0)
     assert found["a"] == {SERVING: 22.0, SHEDDING: 0.0, OUT: 8.0}
     assert found["b"] == {SERVING: 30.0, SHEDDING: 0.0, OUT: 0.0}
@@ -29,10 +29,6 @@ def test_an_engine_is_out_from_the_moment_it_is_taken_out_until_it_is_confirmed_
     shed = [at(5.0, OUTCOME, "shed", done=True), at(9.0, OUTCOME, "unshed", done=True)]
     assert times(shed, ["a"], 0.0, 10.0)["a"][SHEDDING] == 4.0
     assert times([at(5.0, OUTCOME, "shed", done=False)], ["a"], 0.0, 10.0)["a"][SHEDDING] == 0.0
-
-
-def test_actions_are_counted_by_rung_and_end() -> None:
-    """As the journal closed them."""
     entries = [at(1.0, CLOSED, "", grade="shed", end="done"), at(2.0, CLOSED, "", grade="shed", end="failed")]
     assert actions([*entries, entries[0]]) == {"shed": {"done": 2, "failed": 1}}
 

@@ -55,18 +55,14 @@ def test_children_and_sessions_belong_to_it() -> None:
     assert marks(some.values()) == {(1, 10), (100, 1000), (101, 1010), (102, 1020)}
 
 
-def test_this_process_and_its_child() -> None:
-    """Both are there, related as they are; one that is gone is not."""
+def test_this_process_and_its_child_and_a_proc_that_is_odd(tmp_path: Path) -> None:
+    """Both are there, related as they are, one that is gone is not; of what is no /proc nothing is read or raised."""
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
         table = read_processes()
         assert table[os.getpid()].is_alive
         assert (table[child.pid].parent, table[child.pid].session) == (os.getpid(), child.pid)
         child.kill()
     assert read_process(child.pid) is None
-
-
-def test_a_proc_that_is_not_there_or_odd(tmp_path: Path) -> None:
-    """Nothing is read, and nothing is raised."""
     assert read_processes(tmp_path / "none") == {}
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "stat").write_bytes(b"\xff\x00 nonsense")

@@ -25,8 +25,8 @@ def test_an_engine_that_is_not_there_or_foreign_is_unknown(state: Any) -> None:
     assert view.own_valve() == ""
 
 
-def test_requests_and_death_are_what_vllm_says() -> None:
-    """Counted without our own test request; dead by vLLM's own word, no guess."""
+def test_requests_those_that_wait_and_death_are_what_vllm_says() -> None:
+    """Counted without our own test request; dead by vLLM's own word; the newest that answered nothing are those that wait."""
     client = EngineClient()
     client.add("a", 10)
     client.add(f"{CANARY}1", 1)
@@ -36,10 +36,6 @@ def test_requests_and_death_are_what_vllm_says() -> None:
     assert not view.is_dead()
     client.errored = True
     assert view.is_dead()
-
-
-def test_the_newest_that_answered_nothing_are_those_that_wait() -> None:
-    """Their prompts, and the output expected of each."""
     client = EngineClient()
     client.add("old", 1000)
     client.add("answering", 500, is_prefilling=False)

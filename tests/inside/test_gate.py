@@ -266,7 +266,7 @@ async def _lifespan(gate: Gate, between: Awaitable[None]) -> list[str]:
 
 
 async def test_the_page_comes_with_the_server_and_goes_with_it(tmp_path: Path) -> None:
-    """The tick runs from the start, before any request."""
+    """The tick runs from the start, before any request; an app without a lifespan raises, and is counted all the same."""
     gate, core = gated(hello, tmp_path)
 
     async def between() -> None:
@@ -276,10 +276,6 @@ async def test_the_page_comes_with_the_server_and_goes_with_it(tmp_path: Path) -
 
     assert await _lifespan(gate, between()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert not list(tmp_path.glob("api-*.page"))
-
-
-async def test_an_app_without_a_lifespan_is_counted_all_the_same(tmp_path: Path) -> None:
-    """It raises, as such apps do, and the gate stays."""
 
     async def only_http(scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"

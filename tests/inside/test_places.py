@@ -41,17 +41,13 @@ def test_what_is_no_folder_of_this_user_is_not_used(tmp_path: Path) -> None:
     assert run_folder(str(folder)) is None
 
 
-def test_ancestors_lead_to_the_first_process() -> None:
-    """Nearest first, each once; a process that is gone has itself alone."""
+def test_ancestors_lead_to_the_first_process_and_a_zombie_is_not_alive() -> None:
+    """Nearest first, each once; a process that is gone has itself alone; dead is dead before its parent has looked."""
     line = ancestors(os.getpid())
     assert line[:2] == [os.getpid(), os.getppid()]
     assert len(set(line)) == len(line)
     assert ancestors(2**22 + 5) == [2**22 + 5]
     assert ancestors(0) == ancestors(-1) == []
-
-
-def test_a_zombie_and_a_number_never_used_are_not_alive() -> None:
-    """Dead is dead before its parent has looked."""
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert not is_alive(process.pid)

@@ -218,21 +218,6 @@ def test_an_act_is_never_sent_twice() -> None:
         assert len(heads) == 1
 
 
-def test_a_unix_socket(tmp_path: Path) -> None:
-    """A gate with a socket of its own is asked there."""
-
-    async def run() -> Reply | Lost:
-        path = tmp_path / "p.sock"
-        server = await asyncio.start_unix_server(RawServer(says(OK + b"Content-Length: 2\r\n\r\nhi")).visited, path)
-        found = await HttpClient(f"unix:{path}").call("GET", "/", deadline_s=3)
-        server.close()
-        return found
-
-    found = asyncio.run(run())
-    assert isinstance(found, Reply)
-    assert found.body == b"hi"
-
-
 def test_redirects_stay_on_the_server() -> None:
     """Another host, port or scheme is refused; another path of the same server is followed, but not for ever."""
     visits: list[str] = []

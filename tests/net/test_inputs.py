@@ -64,16 +64,12 @@ def test_kinds_are_known_by_content(tmp_path: Path, data: bytes, kind: InputKind
     assert classify(str(path)) is kind
 
 
-def test_real_pages_and_logs() -> None:
-    """Pages saved from vLLM are pages, its logs are logs."""
+def test_real_pages_and_logs_and_urls_by_their_word() -> None:
+    """Pages saved from vLLM are pages, its logs are logs; a URL is never looked for on the disk."""
     for path in CAPTURES.rglob("*metrics.txt*"):
         assert classify(str(path)) is InputKind.METRICS, path
     for path in CAPTURES.rglob("*.log"):
         assert classify(str(path)) is InputKind.LOG, path
-
-
-def test_urls_are_known_by_their_word() -> None:
-    """And never looked for on the disk."""
     assert classify("http://localhost:8000/metrics") is InputKind.URL
     assert classify("HTTPS://prometheus.example/api") is InputKind.URL
     with pytest.raises(BadInput, match="no such file"):

@@ -117,17 +117,13 @@ def test_one_request_is_a_page(start: int) -> None:
     assert "TTFT" in read.text
 
 
-def test_what_was_not_measured_is_left_out() -> None:
-    """No block sizes and no command: no such section."""
+def test_what_was_not_measured_is_left_out_and_settings_are_shown_whole() -> None:
+    """No block sizes and no command: no such section; groups, a table of step times and what a fit said are there."""
     run, builder = hand_made(REQUESTS, STEPS), SeriesBuilder()
     builder.add(step_rows(STEPS))
     read = HtmlPage(page(summarise(run), run, builder.finish()))
     assert "Waste by block size" not in read.text
     assert "Command" not in read.text
-
-
-def test_settings_are_shown_whole() -> None:
-    """Groups, a table of step times and what a fit said are there to be read."""
     run = hand_made(REQUESTS, STEPS, EngineLimits(num_blocks=11, groups=(CacheGroup("sliding", 16, 4096),), watermark=0.01))
     run = run._replace(step_time=StepTime(by_tokens=np.arange(10, dtype=np.int64)))
     builder = SeriesBuilder()

@@ -35,8 +35,8 @@ def answering(server: Server) -> int:
     return int(server.do(lambda: sum("RequestResponseCycle" in repr(task) for task in asyncio.all_tasks(server.loop))))
 
 
-def test_a_slow_answer_ends_when_its_client_leaves(server: Server) -> None:
-    """Nobody is left who sends bytes to nobody."""
+def test_a_slow_answer_ends_when_its_client_leaves_or_the_fault_does(server: Server) -> None:
+    """Nobody sends bytes to nobody; the rest comes at once when the fault is taken back."""
     server.ask("POST", "/standin/faults", {"kind": "slow-loris", "value": 30}, **BEARER)
     connection, answer = begun(server, "/metrics")
     assert answer.read(1)
@@ -44,10 +44,6 @@ def test_a_slow_answer_ends_when_its_client_leaves(server: Server) -> None:
     answer.close()
     connection.close()
     eventually(lambda: answering(server) == 0, 5)
-
-
-def test_an_answer_is_slow_no_longer_than_the_fault(server: Server) -> None:
-    """The rest of it comes at once when the fault is taken back."""
     server.do(lambda: server.service.engine.faults.append(Fault("slow-loris", value=30.0)))
     connection, answer = begun(server, "/version")
     assert answer.read(1) == b"{"

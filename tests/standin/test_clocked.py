@@ -81,8 +81,8 @@ def test_a_restart_begins_anew_and_keeps_the_clock() -> None:
     assert late.finish is None
 
 
-def test_a_dead_engine_is_down() -> None:
-    """Until somebody starts it again."""
+def test_a_dead_engine_is_down_until_it_is_started_again() -> None:
+    """Who was being served, and who came meanwhile, is not served; who was announced for later is."""
     engine = StandIn(CONFIG, ["oom@10s:1s"])
     engine.until(10.5)
     engine.ask(100, 10)
@@ -93,10 +93,6 @@ def test_a_dead_engine_is_down() -> None:
     engine.restart(takes_s=30.0)
     engine.until(50.0)
     assert (was_up, engine.is_up) == (False, True)
-
-
-def test_who_was_announced_for_later_is_served_after_a_restart() -> None:
-    """Who was being served, and who came meanwhile, is not."""
     engine = StandIn(CONFIG)
     served, lost, later = engine.ask(100, 2000 - 100), engine.ask(100, 10, at_s=12.0), engine.ask(100, 10, at_s=100.0)
     engine.until(10.0)

@@ -30,14 +30,10 @@ def test_a_figure_in_a_release(name: str, release: str, expected: str) -> None:
     assert shown == expected
 
 
-def test_the_first_engine_had_no_engine_label() -> None:
-    """A selector that requires it would find nothing on the first engine's page."""
+def test_the_first_engine_had_no_engine_label_and_an_unknown_build_is_met_by_what_its_page_shows() -> None:
+    """A selector that requires one would find nothing; without a version the page decides, newest name first."""
     for release, labels in (("0.6.0", ("model_name",)), ("0.32.0", ("model_name", "engine"))):
         assert sure(resolve("running", engine_named(release))).labels == labels
-
-
-def test_an_unknown_build_is_met_by_what_its_page_shows() -> None:
-    """Without a version the page decides, newest name first; an empty page shows nothing."""
     both = {"vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc"}
     assert on_page("kv_cache_usage", both) == "vllm:kv_cache_usage_perc"
     assert on_page("kv_cache_usage", {"vllm:gpu_cache_usage_perc"}) == "vllm:gpu_cache_usage_perc"

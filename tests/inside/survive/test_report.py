@@ -19,8 +19,8 @@ def line(**changed: Any) -> dict[str, Any]:
     return {**told, **sizes, **changed}
 
 
-def test_what_a_core_writes_is_what_its_api_server_tells(tmp_path: Path) -> None:
-    """Found by the process that started both."""
+def test_what_cores_write_is_what_their_api_server_tells(tmp_path: Path) -> None:
+    """Found by the process that started them; counts add up; one that is not armed is what must be known."""
     last = {"at": 1.0, "site": "forward", "tokens": 2048, "requests": 9, "asked_bytes": 5, "free_bytes": None, "kind": ""}
     report.write(str(tmp_path), line(last=last))
     told = report.told(str(tmp_path), os.getppid())
@@ -31,10 +31,6 @@ def test_what_a_core_writes_is_what_its_api_server_tells(tmp_path: Path) -> None
     assert told["last"]["age_s"] > 1e9
     assert "at" not in told["last"]
     assert report.told(str(tmp_path), 999_999_999)["armed"] is None
-
-
-def test_several_cores_speak_as_one_and_the_worst_speaks_for_the_size(tmp_path: Path) -> None:
-    """Counts add up; one that is not armed is what must be known."""
     report.write(str(tmp_path), line())
     other = json.loads(next(tmp_path.glob("core-*.json")).read_text())
     other |= {"pid": os.getppid(), "started": start_ticks(os.getppid()), "armed": False, "why": "it has 2 ranks"}
