@@ -101,17 +101,11 @@ def test_json_stays_json() -> None:
     assert json.loads(redact(json.dumps(document, indent=2))) == expected
 
 
-@given(st.lists(fragments, max_size=40).map("".join))
+@given(st.lists(fragments, max_size=40).map("".join) | st.text().map(lambda text: text + "\ud800"))
 def test_twice_is_once(text: str) -> None:
-    """Redacting what is redacted changes nothing."""
+    """No text raises, lone surrogates included, and redacting what is redacted changes nothing."""
     shown = redact(text)
     assert redact(shown) == shown
-
-
-@given(st.text())
-def test_any_text_is_taken(text: str) -> None:
-    """No text raises, lone surrogates included, and the second time changes nothing."""
-    assert redact(redact(text + "\ud800")) == redact(text + "\ud800")
 
 
 @given(st.lists(st.sampled_from(["the", "engine", "started", "with", "8", "GPUs", "and", "ran", "well.", "\n", "ünd", "KV"])))

@@ -155,9 +155,11 @@ def test_hiding_twice_changes_nothing_more(pieces: list[str]) -> None:
     assert list(hide_user_text_lines(text.splitlines(keepends=True))) is not None
 
 
-def test_a_text_that_never_ends_is_bounded() -> None:
-    """A quote that is never closed hides so many lines and no more."""
+def test_a_text_that_never_ends_is_bounded_and_home_folders_lose_their_owner() -> None:
+    """A quote that is never closed hides so many lines and no more; a path stays readable, the user's name does not."""
     assert hide_user_text("\n".join(["prompt='Q", *["line"] * (MOST_LINES + 10)])).split("\n").count("line") == 10
+    assert hide_homes("/home/ann/logs/x.log:3 and /Users/bo/y, /root/z") == "~/logs/x.log:3 and ~/y, ~/z"
+    assert hide_homes("https://host/users/x /srv/home-made /rootfs/x") == "https://host/users/x /srv/home-made /rootfs/x"
 
 
 @each("piece", ROWS["hostile"])
@@ -167,9 +169,3 @@ def test_hostile_lines_take_linear_time(piece: str) -> None:
     started = time.process_time()
     hide_homes(hide_user_text(line))
     assert time.process_time() - started < 5
-
-
-def test_home_folders_lose_their_owner() -> None:
-    """The path stays readable, the user's name does not."""
-    assert hide_homes("/home/ann/logs/x.log:3 and /Users/bo/y, /root/z") == "~/logs/x.log:3 and ~/y, ~/z"
-    assert hide_homes("https://host/users/x /srv/home-made /rootfs/x") == "https://host/users/x /srv/home-made /rootfs/x"

@@ -108,15 +108,11 @@ def test_it_holds_exactly_what_inside_needs(wheel: Wheel) -> None:
                 assert (digest, size) == (f"sha256={found}", str(len(content)))
 
 
-def test_the_same_sources_give_the_same_bytes(wheel: Wheel, tmp_path: Path) -> None:
-    """Neither the time nor the place nor the order of the files shows."""
+def test_the_same_sources_give_the_same_bytes_and_nothing_stays_at_home(wheel: Wheel, tmp_path: Path) -> None:
+    """Neither time nor place nor order shows; of plimsoll itself only its version is in the wheel, also for what comes late."""
     copy = tmp_path / "elsewhere" / "plimsoll"
     shutil.copytree(PACKAGE, copy, copy_function=shutil.copyfile, ignore=shutil.ignore_patterns("__pycache__"))
     assert make_wheel(copy) == wheel
-
-
-def test_nothing_that_inside_imports_stays_at_home() -> None:
-    """Also what it imports late: plimsoll itself has only its version in the wheel."""
     texts = [path.read_text(encoding="utf-8") for path in (PACKAGE / "inside").rglob("*.py")]
     found = {name for text in texts for name in re.findall(r"(?m)^\s*(?:from|import) plimsoll\.(\w+)", text)}
     beside = {name for text in texts for name in re.findall(r"(?m)^\s*from plimsoll import (.+)", text)}

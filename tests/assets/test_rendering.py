@@ -24,16 +24,12 @@ def test_what_was_written_is_read_back(key: str, value: str) -> None:
     assert yaml.safe_load(f"- {in_yaml(value)}\n- {in_yaml(key)}: {in_yaml(value)}\n") == [value, {key: value}]
 
 
-def test_a_name_that_nobody_gave_a_value_is_an_error() -> None:
-    """Neither a template nor a text of alerts.yaml writes an empty place."""
+def test_data_is_filled_and_a_name_that_nobody_gave_a_value_is_an_error() -> None:
+    """No template and no text writes an empty place; Prometheus's braces stay; a false `when` takes its entry away."""
     with pytest.raises(UndefinedError):
         render("prometheus.yml", settings=AssetSettings("0.32.0"), alertmanager="a:1")
     with pytest.raises(UndefinedError):
         fill(["<< no_such_number >>"], {})
-
-
-def test_data_is_filled_and_what_does_not_apply_is_left_out() -> None:
-    """Prometheus's own braces stay; floats are short; a false `when` takes its entry away."""
     data = [{"a": "{{ $labels.x }} << half >>"}, {"a": "no", "when": "is_there"}, {"a": "yes", "when": "half < 1"}]
     assert fill(data, {"half": 0.5, "is_there": False}) == [{"a": "{{ $labels.x }} 0.5"}, {"a": "yes"}]
 

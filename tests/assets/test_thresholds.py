@@ -14,16 +14,12 @@ from tests.assets.watched import PLAN, PLANNED
 USUAL = thresholds_of(AssetSettings("0.32.0"))
 
 
-def test_a_queue_matters_to_both_from_the_same_length_on() -> None:
-    """More than four, and more than a tenth of what runs."""
+def test_a_queue_matters_to_both_from_the_same_length_on_and_so_does_the_share_done_twice() -> None:
+    """More than four, and more than a tenth of what runs; preemptions over preemptions and requests that ended."""
     bounds = USUAL
     for waiting, running in ((4, 0), (5, 0), (5, 50), (5, 49), (11, 100), (10, 100)):
         assert matters(waiting, running) is (waiting > bounds["queue_least"] and waiting > bounds["queue_share"] * running)
     assert bounds["rises"] == RISES
-
-
-def test_the_share_done_twice_is_guards_in_fewer_terms() -> None:
-    """Preemptions x mean length over all that was computed is preemptions over preemptions and requests that ended."""
     for preempted, ended, tokens in ((10, 90, 70_000), (3, 400, 1e6), (50, 1, 12)):
         assert recomputed_share(preempted, tokens, tokens / ended) == pytest.approx(preempted / (preempted + ended))
 

@@ -68,19 +68,14 @@ def test_engines_may_be_many_and_are_watched_once() -> None:
 
 
 @pytest.mark.real
-def test_a_healthy_engine_is_one_sentence(tmp_path: Path) -> None:
-    """No configuration, no flag on the server: it answers, and that is all there is to say; exit code 0."""
+def test_a_healthy_engine_is_one_sentence_and_nobody_there_is_exit_code_3(tmp_path: Path) -> None:
+    """No configuration, no flag on the server: it answers, exit code 0; of nobody it says so once, and that is no finding."""
     with standin() as server, guarding(tmp_path, "--engine", url(server), "--looks", "4") as guard:
         assert guard.process.wait(60) == 0
         assert len(guard.said) == 1, guard.said
         assert f"127.0.0.1:{server.port}: answers, vLLM 0.32.0" in guard.said[0]
         assert guard.complained == []
     assert list((tmp_path / "plimsoll").iterdir()) == [], "the token that was drawn is taken away again"
-
-
-@pytest.mark.real
-def test_nobody_there_is_exit_code_3(tmp_path: Path) -> None:
-    """It says so once; what cannot be asked is no finding."""
     with guarding(tmp_path, "--engine", "http://127.0.0.1:9", "--looks", "3", "--json") as guard:
         assert guard.process.wait(60) == 3
         (line,) = guard.said

@@ -103,15 +103,11 @@ def test_where_no_guard_runs_or_one_of_somebody_else_that_is_said(monkeypatch: p
     assert "asks for a token; give --token-file FILE or $PLIMSOLL_GUARD_TOKEN" in line
 
 
-def test_what_cannot_be_foreseen_is_no_forecast() -> None:
-    """Not "none", which reads as an all-clear."""
+def test_what_cannot_be_foreseen_is_no_forecast_and_columns_do_not_collide() -> None:
+    """Not "none", which reads as an all-clear; the next column begins behind the longest, at the same place in every line."""
     forecasts = {"device": {"unknown": "not enough data", "likely_s": None, "soonest_s": None, "latest_s": None}}
     one: dict[str, object] = {"findings": [], "conditions": [], "canary": None, "forecasts": forecasts}
     assert guardctl._detail(one)[-1] == "runs out of device memory: no forecast, not enough data"
-
-
-def test_columns_of_the_status_do_not_collide() -> None:
-    """However long a name or a state is, the next column begins behind the longest, and at the same place in every line."""
     plain = {"vllm": "0.32.0", "look_age_s": 3.0, "reach": "answers", "needs": "", "note": "", "has_answered": True}
     named: list[tuple[str, list[str]]] = [("a", []), ("b" * 70, ["dead", "neighbour", "saturated"]), ("c" * 31, ["wedged"])]
     engines = [{**plain, "name": name, "holds": states} for name, states in named]

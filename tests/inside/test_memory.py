@@ -233,16 +233,12 @@ def torch_of(memory: Memory) -> Any:
     return SimpleNamespace(cuda=memory)
 
 
-def test_compaction_says_what_it_returned() -> None:
-    """Reserved and free before and after, the difference, and how long it took."""
+def test_compaction_says_what_it_returned_and_other_devices_are_refused() -> None:
+    """Reserved and free before and after, and how long it took; on a CPU what was resident, of this very process."""
     done = compact(ON_GPU, torch_of(Memory()))
     assert (done["reserved_before"], done["reserved_after"], done["returned"]) == (30 * MIB, 10 * MIB, 20 * MIB)
     assert (done["free_before"], done["free_after"]) == (80 * MIB, 100 * MIB)
     assert done["duration_s"] >= 0
-
-
-def test_on_a_cpu_the_c_library_gives_back_and_other_devices_are_refused() -> None:
-    """It tells what was resident before and after, of this very process."""
     done = compact(ON_CPU, None)
     assert done["resident_before"] > MIB
     assert done["returned"] == done["resident_before"] - done["resident_after"]
@@ -282,13 +278,17 @@ def test_a_snapshot_is_a_file_that_doctor_reads(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_only_the_newest_snapshots_of_a_rank_are_kept(tmp_path: Path) -> None:
-    """Those of other ranks and other people's files stay."""
+def test_only_the_newest_snapshots_of_a_rank_are_kept_in_a_folder_of_ours(tmp_path: Path) -> None:
+    """Those of other ranks and other people's files stay; a link in the place of the folder is not followed."""
     (tmp_path / "plimsoll-rank20-x.pickle").write_bytes(b"")
     (tmp_path / "mine.pickle").write_bytes(b"")
     paths = [snapshot(ON_GPU, torch_of(Memory()), str(tmp_path))["path"] for _ in range(SNAPSHOTS_KEPT + 3)]
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {Path(path).name for path in paths[-SNAPSHOTS_KEPT:]} | {"plimsoll-rank20-x.pickle", "mine.pickle"}
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert "refused" in snapshot(ON_GPU, torch_of(Memory()), str(tmp_path / "link"))
+    assert list((tmp_path / "real").iterdir()) == []
 
 
 def test_history_is_turned_on_and_off_within_bounds(tmp_path: Path) -> None:
@@ -303,14 +303,6 @@ def test_history_is_turned_on_and_off_within_bounds(tmp_path: Path) -> None:
     record_history(torch_of(memory), 10 * HISTORY_MAX_ENTRIES)  # an operator's larger number, from the start
     asked = [("all", "python", 1000), ("all", "python", 5), (None, "all", 0), ("all", "python", HISTORY_MAX_ENTRIES)]
     assert memory.history == asked
-
-
-def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
-    """A link in the place of the folder is not followed."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert "refused" in snapshot(ON_GPU, torch_of(Memory()), str(tmp_path / "link"))
-    assert list((tmp_path / "real").iterdir()) == []
 
 
 def test_a_snapshot_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:

@@ -269,12 +269,15 @@ def test_the_device_is_found_by_its_uuid() -> None:
     assert found.figures["used"] == 90 * GIB, "an older driver counts its own part in"
 
 
-def test_a_slice_is_unknown_as_is_a_device_that_nvml_does_not_know() -> None:
-    """NVML's figures of a sliced device would be those of the whole one."""
+def test_a_slice_is_unknown_as_is_a_device_that_nvml_does_not_know_or_that_has_no_nvml() -> None:
+    """NVML's figures of a sliced device would be those of the whole one; without a driver a reason and no exception."""
     nvml = Nvml(Bindings(sliced=True))
     for _ in range(2):
         assert "MIG" in nvml.memory("GPU-aa", None, PID).reasons["device_memory"]
     assert "ValueError" in Nvml(Bindings()).memory("GPU-xx", None, PID).reasons["device_memory"]
+    found = Nvml().memory("GPU-aa", None, PID)
+    assert found.figures is None
+    assert "NVML" in found.reasons["device_memory"]
 
 
 def test_a_process_that_nvml_does_not_know_has_no_part() -> None:
@@ -289,13 +292,6 @@ def test_a_process_that_nvml_does_not_know_has_no_part() -> None:
     bindings.processes = [SimpleNamespace(pid=PID, usedGpuMemory=None)]
     found = Nvml(bindings).memory("GPU-aa", None, PID)
     assert "driver" in found.reasons["device_memory.by_this_process"]
-
-
-def test_without_nvml_only_the_sum_is_known() -> None:
-    """Without a driver a reason and no exception."""
-    found = Nvml().memory("GPU-aa", None, PID)
-    assert found.figures is None
-    assert "NVML" in found.reasons["device_memory"]
 
 
 # What the worker reckoned with when it started, under the names of each era of vLLM.

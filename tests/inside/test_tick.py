@@ -463,18 +463,14 @@ def test_each_list_of_loggers_gets_one_of_ours_however_often_it_is_asked(release
     assert make.pulse.running == (4 if release == "0.8.0" else 7)
 
 
-def test_a_manager_that_vllm_built_anew_is_joined_again() -> None:
-    """As elastic scaling does; one that the plugin put there is enough."""
+def test_a_manager_that_vllm_built_anew_is_joined_again_and_without_vllm_nothing_is_attached() -> None:
+    """As elastic scaling does; one that the plugin put there is enough; without vLLM's base class the answer is no."""
     make = Maker()
     client = SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=[make(None, [0]), Own()], engine_indexes=[0]))
     for expected in (1, 2):
         assert attach(client, make)
         assert len(make.asked) == expected
         client.logger_manager = SimpleNamespace(stat_loggers=[Own()], engine_indexes=[0, 1])
-
-
-def test_without_vllm_nothing_is_attached() -> None:
-    """Our own logger needs vLLM's base class; where that cannot be had the answer is no."""
     manager = SimpleNamespace(stat_loggers=[], engine_indexes=[0])
     assert attach(SimpleNamespace(logger_manager=manager)) is False
     assert manager.stat_loggers == []

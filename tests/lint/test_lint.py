@@ -102,16 +102,12 @@ def test_what_assets_writes_has_no_trap(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["lint", "--skip-others", *map(str, files)]) == 0, capsys.readouterr().out
 
 
-def test_the_hook_runs_the_command() -> None:
-    """The commit hook calls lint on files that may start vLLM."""
+def test_the_hook_runs_the_command_and_every_rule_is_on_the_page() -> None:
+    """For files that may start vLLM; docs/lint.md lists the rules that the code has, and no others."""
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     assert hook["entry"].startswith("plimsoll lint --skip-others")
     for name, matches in (("compose.yaml", True), ("k8s/vllm.yml", True), ("vllm.service", True), ("a.py", False)):
         assert bool(re.search(hook["files"], name)) is matches
-
-
-def test_every_rule_is_on_the_page() -> None:
-    """docs/lint.md lists the rules that the code has, and no others."""
     there = {row["rule"] for row in table("traps", "lint")["traps"].values() if "{" not in row["rule"]}
     page = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
     assert set(re.findall(r"`((?:plan|probe|stop|shm|memory|restart|secret)\.[a-z-]+)`", page)) == there

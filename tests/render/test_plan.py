@@ -149,11 +149,12 @@ def test_the_table_needs_no_colour() -> None:
 
 
 def test_a_wide_grid_is_cut_into_tables_that_fit() -> None:
-    """Twenty contexts still read on a screen: no line is too long and no context is lost."""
+    """Of twenty contexts none is lost and no line is too long; a model that keeps nothing has no percentage."""
     lines = str(matrix_lines(_matrix(20))).splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert all(f"{8192 * (n + 1):,}" in "\n".join(lines) for n in range(20))
     assert sum(line.startswith("  at most") for line in lines) == 3
+    assert cell_text(_cell(8192, 8, CellState.FITS, None)) == "fits"
 
 
 @pytest.mark.parametrize(
@@ -164,11 +165,6 @@ def test_a_wide_grid_is_cut_into_tables_that_fit() -> None:
 def test_shares(share: float, text: str) -> None:
     """A full cache and one that is a hair from it do not read alike."""
     assert percent(share) == text
-
-
-def test_a_cell_without_a_cache() -> None:
-    """A model that keeps nothing has no percentage."""
-    assert cell_text(_cell(8192, 8, CellState.FITS, None)) == "fits"
 
 
 @each(

@@ -40,11 +40,14 @@ def test_every_text_of_vllms_was_seen_in_a_wheel_and_what_names_a_cause_has_a_co
         assert not text.code.is_memory
 
 
-def test_every_row_of_the_table_is_a_text_of_today() -> None:
-    """A name means one text, in one list."""
+def test_every_row_of_the_table_is_a_text_of_today_and_consequences_are_class_names_and_words() -> None:
+    """A name means one text, in one list; what passes a failure on is known by class or message; every code may be given."""
     assert set(versions.rows("failure_texts")) == {text.name for text in TEXTS if text.speaker == "vllm"}
     assert len(BY_NAME) == len(TEXTS)
     assert (*MEMORY, *OTHER, *LIFE) == TEXTS
+    assert all(name.isidentifier() for name in CONSEQUENCES)
+    assert all(len(words) > 6 for words in CONSEQUENCE_WORDS)
+    assert {text.code for text in TEXTS} >= {Code.OTHER_GATED_MODEL, Code.STARTUP_BAD_FLAG, Code.ENGINE_WEDGED}
 
 
 @each("text", [text for text in TEXTS if text.pattern], ids=lambda text: text.name)
@@ -56,23 +59,10 @@ def test_patterns_stay_quick_on_hostile_lines(text: FailureText) -> None:
     assert time.perf_counter() - started < 5
 
 
-@each(("name", "line"), rows(CASES, "known"))
-def test_real_lines_are_known(name: str, line: str) -> None:
-    """A line as it was printed is known by its text."""
-    assert _says(BY_NAME[name], line)
-
-
-@each(("name", "line"), rows(CASES, "not it"))
-def test_lines_that_only_look_like_it_are_not(name: str, line: str) -> None:
-    """The same words in a harmless line do not count."""
-    assert not _says(BY_NAME[name], line)
-
-
-def test_consequences_are_class_names_and_words() -> None:
-    """What passes a failure on is known by class or by message, and every code may still be given by a text."""
-    assert all(name.isidentifier() for name in CONSEQUENCES)
-    assert all(len(words) > 6 for words in CONSEQUENCE_WORDS)
-    assert {text.code for text in TEXTS} >= {Code.OTHER_GATED_MODEL, Code.STARTUP_BAD_FLAG, Code.ENGINE_WEDGED}
+@each(("section", "name", "line"), [(section, *row) for section in ("known", "not it") for row in rows(CASES, section)])
+def test_real_lines_are_known_and_those_that_only_look_like_it_are_not(section: str, name: str, line: str) -> None:
+    """A line as it was printed is known by its text; the same words in a harmless line do not count."""
+    assert _says(BY_NAME[name], line) is (section == "known")
 
 
 FUNCTIONS = sorted({function for _, functions in STEP_FRAMES for function in functions})

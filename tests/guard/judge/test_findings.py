@@ -33,10 +33,15 @@ def condition(kind: str, status: Status = Status.TRUE) -> Condition:
     return Condition(kind, status, "Reason", "it is so", 0.0, (Evidence("page", "a line"),))
 
 
-def test_every_question_has_a_code() -> None:
-    """Each kind of the judge has its code, and none has two."""
+def test_every_question_has_a_code_that_is_told_once_by_its_worst_condition() -> None:
+    """None has two, the worst comes first; a full cache is advised with its own numbers, 16,000 tokens at 1,000 a request."""
     assert {kind for kind, _ in QUESTIONS} <= set(CODES)
     assert {kind: code_of(kind) for kind in CODES} == CODES
+    found = findings([condition("prefix"), condition("growth"), condition("exhausted"), condition("storm")], LOOK)
+    assert [one.code for one in found] == [Code.GPU_GROWTH, Code.KV_PREEMPTION_STORM, Code.PREFIX_CACHE_LOW_HIT_RATE]
+    assert found[0].severity is Severity.CRITICAL
+    (full,) = findings([condition("storm")], LOOK)
+    assert ("--max-num-seqs", "16") in [(remedy.flag, remedy.value) for remedy in full.remedy]
 
 
 @each("kind", CODES)
@@ -50,15 +55,6 @@ def test_a_condition_that_holds_becomes_a_finding(kind: str, look: Look | None) 
     assert (found.because, found.evidence) == ("it is so", (Evidence("page", "a line"),))
     assert (bool(found.remedy), bool(found.not_a_remedy)) == (True, True)
     assert {remedy.flag for remedy in found.remedy} <= {None, *flags_of("0.32.0")}
-
-
-def test_a_code_is_told_once_by_its_worst_condition() -> None:
-    """The worst comes first; a full cache is advised with its own numbers, 16,000 tokens at 1,000 a request."""
-    found = findings([condition("prefix"), condition("growth"), condition("exhausted"), condition("storm")], LOOK)
-    assert [one.code for one in found] == [Code.GPU_GROWTH, Code.KV_PREEMPTION_STORM, Code.PREFIX_CACHE_LOW_HIT_RATE]
-    assert found[0].severity is Severity.CRITICAL
-    (full,) = findings([condition("storm")], LOOK)
-    assert ("--max-num-seqs", "16") in [(remedy.flag, remedy.value) for remedy in full.remedy]
 
 
 @each(("config", "status"), cases("guard", "starts against a plan"))
