@@ -156,14 +156,9 @@ async def ask(
     ] or [{"type": "http.request", "body": b"", "more_body": False}]
     wire = Wire(*coming, {"type": "http.disconnect"})
     await app(http_scope(method, path, headers, **more), wire.receive, wire.send)
-    return got_of(wire.sent)
-
-
-def got_of(sent: list[Message]) -> Got:
-    """The messages of one answer as what a client sees."""
-    start = next(message for message in sent if message["type"] == "http.response.start")
-    body = b"".join(message.get("body", b"") for message in sent if message["type"] == "http.response.body")
-    return Got(start["status"], {bytes(n).decode(): bytes(v).decode() for n, v in start["headers"]}, body)
+    start = next(message for message in wire.sent if message["type"] == "http.response.start")
+    said = b"".join(message.get("body", b"") for message in wire.sent if message["type"] == "http.response.body")
+    return Got(start["status"], {bytes(n).decode(): bytes(v).decode() for n, v in start["headers"]}, said)
 
 
 # A real server, and clients that misbehave

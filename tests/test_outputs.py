@@ -30,7 +30,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -180,7 +180,7 @@ def said(words: list[str], stdin: bytes = b"") -> tuple[int, str, str]:
         before = sys.stdin, sys.stdout, sys.stderr
         for number, file in enumerate(kept, 1):  # also of the descriptors: guard writes there
             before[number].flush()
-            stack.callback(os.dup2, stack.enter_context(_copy_of(number)).fileno(), number)
+            stack.callback(os.dup2, stack.enter_context(os.fdopen(os.dup(number), "wb")).fileno(), number)
             os.dup2(file.fileno(), number)
         sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
         sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
@@ -192,10 +192,6 @@ def said(words: list[str], stdin: bytes = b"") -> tuple[int, str, str]:
             sys.stdin, sys.stdout, sys.stderr = before
         out, err = (os.pread(file.fileno(), 1 << 26, 0).decode() for file in kept)
         return code, out, err
-
-
-def _copy_of(number: int) -> IO[bytes]:
-    return os.fdopen(os.dup(number), "wb")
 
 
 def answer(command: str, words: str, folder: Path) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from plimsoll.cli.main import main
 from plimsoll.cli.simulate import COMPILING
 
@@ -38,7 +40,7 @@ class Answer:
     @property
     def body(self) -> dict[str, Any]:
         """The one JSON object on standard output; NaN is none."""
-        return dict(json.loads(self.out, parse_constant=_refuse))
+        return dict(json.loads(self.out, parse_constant=pytest.fail))
 
     @property
     def codes(self) -> list[str]:
@@ -60,10 +62,6 @@ class Answer:
         assert "Traceback" not in lines[0], lines
         assert "mistake of ours" not in lines[0], lines
         return lines[0]
-
-
-def _refuse(text: str) -> None:
-    raise AssertionError(f"{text} is no JSON")
 
 
 def ask(text: str, *words: str, code: int | None = 0, given: bytes | None = None) -> Answer:

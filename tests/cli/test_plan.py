@@ -106,16 +106,13 @@ def test_the_revision_of_the_command_is_the_one_that_is_read(tmp_path: Path, mon
 
 
 # Several commands side by side.
-def _file(folder: Path, *lines: str) -> str:
-    (folder / "commands.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return f"--compare {folder / 'commands.txt'}"
 
 
 def test_a_refused_flag_is_shown_and_called_what_a_plan_alone_calls_it(tmp_path: Path) -> None:
     """The flag that only one start has stands under its letter as it was written, and memory is not blamed for it."""
     command = f"vllm serve {LLAMA} --max-model-len 8K"
-    file = _file(tmp_path, command, f"{command} --swap-space 4")
-    lines = ask(f"plan --gpu H100 --vllm 0.32.0 {file}", code=1).out.splitlines()
+    (tmp_path / "two.txt").write_text(f"{command}\n{command} --swap-space 4\n", encoding="utf-8")
+    lines = ask(f"plan --gpu H100 --vllm 0.32.0 --compare {tmp_path / 'two.txt'}", code=1).out.splitlines()
     head = next(number for number, line in enumerate(lines) if line.split() == ["A", "B"])
     assert lines[head + 1].strip() == "--swap-space 4"
     assert lines[head + 2].split() == ["*", "verdict", "fits", "does", "not", "start"]

@@ -55,13 +55,22 @@ def put_figures(folder: Path, **changed: Any) -> None:
     write_whole(str(folder), f"worker-{known['pid']}-{known['started']}", {**empty_figures(), **known})
 
 
-def test_only_ready_is_open() -> None:
-    """The table, whole."""
+def test_only_ready_is_open_and_tells_nothing_but_readiness(tmp_path: Path) -> None:
+    """The table, whole; no token is needed, also where there is none."""
     assert {(e.method, e.path) for e in ENDPOINTS} == {
         *(("GET", f"/plimsoll/{name}") for name in ("ready", "state", "memory", "knobs")),
         *(("POST", f"/plimsoll/{name}") for name in ("drain", "undrain", "compact", "snapshot", "shed", "unshed", "knobs")),
     }
     assert [e.path for e in ENDPOINTS if not e.needs_token] == ["/plimsoll/ready"]
+    for token in (TOKEN, ""):
+        core, client = made(tmp_path, PLIMSOLL_TOKEN=token)
+        found = ask(core, "GET", "ready", headers=())
+        assert (found.status, dict(found.body)) == (200, {"ready": True, "reason": "ready", "detail": ""})
+        client.errored = True
+        found = ask(core, "GET", "ready", headers=())
+        assert (found.status, found.body["reason"]) == (503, "dead")
+        core.engine = EngineClientView(State())
+        assert ask(core, "GET", "ready", headers=()).body["reason"] == "starting"
 
 
 @pytest.mark.parametrize("endpoint", GUARDED, ids=lambda e: e.path)
@@ -79,19 +88,6 @@ def test_no_endpoint_but_ready_answers_without_the_token(tmp_path: Path, endpoin
             assert (b"www-authenticate", b"Bearer") in found.headers
     assert ask(core, endpoint.method, name, {"max_wait_s": 5} if name == "shed" else None).status in (200, 501)
     assert core.shared.total("refused_drain") == 0
-
-
-def test_ready_needs_no_token_and_tells_nothing_but_readiness(tmp_path: Path) -> None:
-    """Also where there is none."""
-    for token in (TOKEN, ""):
-        core, client = made(tmp_path, PLIMSOLL_TOKEN=token)
-        found = ask(core, "GET", "ready", headers=())
-        assert (found.status, dict(found.body)) == (200, {"ready": True, "reason": "ready", "detail": ""})
-        client.errored = True
-        found = ask(core, "GET", "ready", headers=())
-        assert (found.status, found.body["reason"]) == (503, "dead")
-        core.engine = EngineClientView(State())
-        assert ask(core, "GET", "ready", headers=()).body["reason"] == "starting"
 
 
 def test_methods_and_paths_are_exact(tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def test_a_lease_turns_the_scheduler_and_its_end_turns_it_back(clock: Clock) -> 
     assert found.report()["epoch"] == 0
 
 
-def test_an_order_replaces_the_one_before_and_none_ends_it(clock: Clock) -> None:
-    """Knobs that the new order does not name go back."""
+def test_an_order_replaces_the_one_before_and_an_older_epoch_is_refused(clock: Clock) -> None:
+    """Knobs that the new order does not name go back; a holder who was replaced cannot turn anything."""
     made = core()
     found = Knobs(VllmScheduler(made))
     order(found, max_num_seqs=3)
@@ -115,6 +115,12 @@ def test_an_order_replaces_the_one_before_and_none_ends_it(clock: Clock) -> None
     assert turned(made) == (8, 300, 0, 0)
     order(found)
     assert turned(made) == (8, 1024, 0, 0)
+    made = core()
+    found = Knobs(VllmScheduler(made))
+    assert order(found, epoch=7, max_num_seqs=3)["epoch"] == 7
+    assert "epoch 6 is older than 7" in order(found, epoch=6, max_num_seqs=5)["refused"]
+    assert order(found, max_num_seqs=4)["epoch"] == 7
+    assert turned(made)[0] == 4
 
 
 def test_containment_and_lease_do_not_undo_each_other(clock: Clock) -> None:
@@ -192,16 +198,6 @@ def test_what_cannot_be_is_refused_whole(limits: dict[str, Any], values: dict[st
     before = turned(made)
     assert why in order(found, **{"max_num_seqs": 1, **values})["refused"]
     assert turned(made) == before
-
-
-def test_an_older_epoch_is_refused() -> None:
-    """A holder who was replaced cannot turn anything; without an epoch the current one is meant."""
-    made = core()
-    found = Knobs(VllmScheduler(made))
-    assert order(found, epoch=7, max_num_seqs=3)["epoch"] == 7
-    assert "epoch 6 is older than 7" in order(found, epoch=6, max_num_seqs=5)["refused"]
-    assert order(found, max_num_seqs=4)["epoch"] == 7
-    assert turned(made)[0] == 4
 
 
 def test_an_engine_that_steps_with_others_is_left_alone() -> None:

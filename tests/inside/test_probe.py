@@ -155,16 +155,13 @@ def test_loading_passes_through_where_a_history_is_wanted(folder: Path, monkeypa
 
 
 # The probe as a plugin: every worker gets it, whatever extension the server has.
-class Another:
-    def somebody_elses(self) -> str:
-        return "theirs"
 
 
 def test_a_worker_with_another_extension_has_both(folder: Path) -> None:
     """The thread runs, and their methods and ours answer."""
     base, worker_class = worker_classes()
     install_into(base)
-    inject(worker_class, Another)
+    inject(worker_class, type("Another", (), {"somebody_elses": lambda _: "theirs"}))
     worker = worker_class(vllm_config=None, rank=0)
     assert worker.somebody_elses() == "theirs"
     assert "refused" in worker.plimsoll_snapshot(history=5)

@@ -13,10 +13,8 @@ import yaml
 from lab.catalogue.__main__ import as_text, spans
 from lab.catalogue.endpoints import ENDPOINTS, Endpoint
 from lab.catalogue.log_lines import LOG_LINES, log_line
-from lab.catalogue.read_environment import read_environment
 from lab.catalogue.read_flags import read_flags
 from lab.catalogue.read_inside import read_inside
-from lab.catalogue.read_metrics import read_metrics
 from lab.catalogue.source_tree import SourceTree
 from plimsoll.vllm import versions
 from plimsoll.vllm.extension_points import NEEDS
@@ -61,20 +59,6 @@ def test_flags_are_followed_nothing_is_run_and_odd_layouts_are_errors(rows: dict
     assert not trap.exists()
     with pytest.raises(LookupError):
         read_flags(_tree(tmp_path / "other", config=WHEEL["config"]))
-
-
-def test_metrics_and_variables_are_read_with_what_they_mean(tmp_path: Path) -> None:
-    """Counters are exposed with _total, hidden ones are marked; only a variable that no file names is without effect."""
-    rows = {row["name"]: row for row in read_metrics(_tree(tmp_path, v1__metrics__loggers=WHEEL["loggers"]))}
-    assert rows["vllm:num_preemptions_total"] == {
-        "name": "vllm:num_preemptions_total", "type": "counter", "shown": "always", "engine": "V1",
-        "labels": ["model_name", "engine", "reason"],
-    }  # fmt: skip
-    assert rows["vllm:gpu_cache_usage_perc"]["shown"] == "hidden"
-    other = "import os\nx = os.environ.get('VLLM_SECRET_SAUCE')\n"
-    rows = {row["name"]: row for row in read_environment(_tree(tmp_path, envs=WHEEL["envs"], other=other))}
-    assert rows["VLLM_PORT"] == {"name": "VLLM_PORT", "default": 1}
-    assert rows["VLLM_SECRET_SAUCE"]["elsewhere"] is True
 
 
 def test_stretches_break_where_a_fact_changes_and_a_need_is_one_row_with_its_words(tmp_path: Path) -> None:

@@ -25,10 +25,6 @@ BY_NAME = {text.name: text for text in TEXTS}
 CALLED_OFF = (Role.DEATH, Role.NOISE, Role.OUT_OF_MEMORY)  # these name no cause of their own
 
 
-def _says(text: FailureText, line: str) -> bool:
-    return text.needle in line and (text.pattern is None or re.search(text.pattern, line) is not None)
-
-
 @each("text", TEXTS, ids=lambda text: text.name)
 def test_every_text_of_vllms_was_seen_in_a_wheel_and_what_names_a_cause_has_a_code(text: FailureText) -> None:
     """No text rests on one log; death is never the reason, and an allocation that failed gets its code from the step."""
@@ -62,7 +58,9 @@ def test_patterns_stay_quick_on_hostile_lines(text: FailureText) -> None:
 @each(("section", "name", "line"), [(section, *row) for section in ("known", "not it") for row in rows(CASES, section)])
 def test_real_lines_are_known_and_those_that_only_look_like_it_are_not(section: str, name: str, line: str) -> None:
     """A line as it was printed is known by its text; the same words in a harmless line do not count."""
-    assert _says(BY_NAME[name], line) is (section == "known")
+    text = BY_NAME[name]
+    is_it = text.needle in line and (text.pattern is None or re.search(text.pattern, line) is not None)
+    assert is_it is (section == "known")
 
 
 FUNCTIONS = sorted({function for _, functions in STEP_FRAMES for function in functions})

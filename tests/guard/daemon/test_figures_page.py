@@ -177,13 +177,19 @@ def test_every_captured_page(path: Path) -> None:
     assert read_figures(page).figures == expected(by_ours(page))
 
 
-def test_a_real_page_and_one_that_is_cut() -> None:
-    """Of 58 KB beside its figures; cut anywhere but at the end of a line, it is known to be cut."""
+def test_a_real_page_one_that_is_cut_and_names_of_older_releases() -> None:
+    """Cut anywhere but at the end of a line it is known to be cut; a release is read by its own names, blocks become tokens."""
     found = read_figures(CAPTURED)
     assert (found.figures["steps"], found.model, found.config["num_gpu_blocks"]) == (24, "tiny", "4096")
     assert found.started_unix_s == pytest.approx(1.79470470886e9)
     for at in range(2000, 3000, 7):
         assert read_figures(CAPTURED[:at]).is_cut == (CAPTURED[at - 1 : at] != b"\n")
+    page = (
+        b'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\nvllm:gpu_prefix_cache_queries_total{model_name="m"} 10\n'
+        b'vllm:cache_config_info{block_size="16",engine="0"} 1.0\n'
+    )
+    assert read_figures(page).figures == {"kv_cache_usage": 0.5, "prefix_queries": 10}
+    assert read_figures(page, engine_named("0.8.5")).figures == {"kv_cache_usage": 0.5, "prefix_queries": 160}
 
 
 @pytest.mark.parametrize("release", ["0.11.0", "0.14.0", "0.19.0", "0.25.1", "0.32.0"])
@@ -228,16 +234,6 @@ def test_ranks_add_up_and_the_probe_s_figures_of_every_worker_are_bounded() -> N
     workers = read_figures(many).workers
     assert (len(workers), workers[0].rank, workers[-1].rank) == (engine_figures.WORKERS_MAX, "0/0", "0/1023")
     assert read_figures(line % (b"x" * 100)).workers == ()
-
-
-def test_names_of_older_releases() -> None:
-    """A release that calls its figures otherwise is read by its own names, and blocks become tokens."""
-    page = (
-        b'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\nvllm:gpu_prefix_cache_queries_total{model_name="m"} 10\n'
-        b'vllm:cache_config_info{block_size="16",engine="0"} 1.0\n'
-    )
-    assert read_figures(page).figures == {"kv_cache_usage": 0.5, "prefix_queries": 10}
-    assert read_figures(page, engine_named("0.8.5")).figures == {"kv_cache_usage": 0.5, "prefix_queries": 160}
 
 
 def test_bombs_are_bounded() -> None:

@@ -126,25 +126,6 @@ def test_what_is_known_of_a_pod_reaches_the_look_under_the_name_it_has_here(tmp_
 
 
 @pytest.mark.real
-def test_a_webhook_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """After a while, once; the API and the metrics show it for as long as it lasts; its address's query is in none of it."""
-    with standin() as server:
-        text = f"{QUICK}[notify]\nwebhook = 'http://127.0.0.1:9/hush/a?key=hush'\n[[engine]]\nurl = '{url(server)}'\n"
-        text += "[[engine]]\nurl = 'http://127.0.0.1:9'\nname = 'gone'\n"
-        with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
-            assert "webhook 127.0.0.1: cannot be reached" in guard.complains("webhook")
-            (trouble,) = guard.json("/engines")["troubles"]
-            assert trouble["what"] == "webhook 127.0.0.1"
-            assert 'plimsoll_guard_trouble{what="webhook 127.0.0.1"} 1.0' in guard.get("/metrics")[1]
-            assert 'plimsoll_guard_unreachable{engine="gone"} 1.0' in guard.get("/metrics")[1]
-            assert f'plimsoll_guard_unreachable{{engine="127.0.0.1:{server.port}"}} 0.0' in guard.get("/metrics")[1]
-            assert guard.json("/engines")["status"].endswith("guard itself: webhook 127.0.0.1")
-            assert guard.stop() == 0
-            assert len(guard.complained) == 1
-            assert "hush" not in "".join((*guard.complained, *guard.said))
-
-
-@pytest.mark.real
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
 def test_a_signal_in_a_drain_puts_the_engine_back(name: str, tmp_path: Path) -> None:
     """A terminal that is closed, or a stop: the restart that waits for a long request is undone before guard ends."""
