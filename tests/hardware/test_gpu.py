@@ -124,13 +124,7 @@ NONE = "no GPU called .* is known"
 SEVERAL = r"is 8 cards: say --gpu H100; .* \(-tp 8\)"
 
 
-@each(
-    ("typed", "says"),
-    [
-        *cases("hardware", "what_is_no_card_is_one_line"),
-        ("gpu" * 200, NONE),
-    ],
-)
+@each(("typed", "says"), [*cases("hardware", "what_is_no_card_is_one_line"), ("gpu" * 200, NONE)])
 def test_what_is_no_card_is_one_line(typed: str, says: str) -> None:
     """Two sizes under one name, a slice, several cards, a name that is only near, nonsense: each says what to type instead."""
     with pytest.raises(BadInput, match=says) as refused:

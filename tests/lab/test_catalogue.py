@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -34,15 +33,9 @@ def _tree(root: Path, **files: str) -> SourceTree:
     return SourceTree(root)
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """The flags of a release of three files."""
-    tree = _tree(tmp_path, entrypoints__openai__cli_args=WHEEL["cli_args"], **FLAGS)
-    return {row["name"]: row for row in read_flags(tree)}
-
-
-def test_flags_are_followed_nothing_is_run_and_odd_layouts_are_errors(rows: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_flags_are_followed_nothing_is_run_and_odd_layouts_are_errors(tmp_path: Path) -> None:
     """Arguments, builders and fields end in one kind of row, a default is never guessed; a harmful wheel does no harm."""
+    rows = {row["name"]: row for row in read_flags(_tree(tmp_path, entrypoints__openai__cli_args=WHEEL["cli_args"], **FLAGS))}
     assert rows["--port"] == {"name": "--port", "kind": "int", "default": 8000}
     assert rows["--gpu-memory-utilization"] == {
         "name": "--gpu-memory-utilization", "aliases": ["-u"], "kind": "float", "default": 0.92,

@@ -12,13 +12,6 @@ from lab.guard.vllm_unit import STOP_S, read_unit, unit_on
 PINS = "torch==2.13.0\nvllm-cpu==0.32.0\n"
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the engine would go, in a cache folder of the test's own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return install.engine_home()
-
-
 def test_pins_are_whole_and_a_recipe_has_its_folder() -> None:
     """Another pin, Python or recipe is another folder, a comment is not; every line is one exact, public version."""
     keys = {
@@ -40,9 +33,11 @@ def test_pins_are_whole_and_a_recipe_has_its_folder() -> None:
 
 
 def test_only_a_finished_folder_is_installed_and_an_incomplete_one_is_removed(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unchanged recipe prints the path and nothing else; what was interrupted goes first, a full disk is exit code 2."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    home = install.engine_home()
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "vllm").touch()
     (home / install.MODEL).mkdir()

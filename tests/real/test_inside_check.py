@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lab.engine.install import engine_home
 from plimsoll.assets.inside_wheel import make_wheel, write_wheel
 from tests.real.conftest import need_vllm
@@ -41,13 +39,6 @@ print("answer " + json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel as a file, as it would be mounted."""
-    need_vllm()
-    return write_wheel(make_wheel(), str(tmp_path_factory.mktemp("wheel")))
-
-
 def _check(*words: str) -> tuple[int, dict[str, Any]]:
     checked = (sys.executable, "-m", "plimsoll", "inside", "check", "--json", "--python", str(engine_home() / "bin" / "python"))
     done = ran(*checked, "--", *words, timeout=120)
@@ -55,8 +46,10 @@ def _check(*words: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, dict(json.loads(done.stdout))
 
 
-def test_the_real_engine_takes_everything_which_importing_it_confirms(wheel: Path) -> None:
+def test_the_real_engine_takes_everything_which_importing_it_confirms(tmp_path: Path) -> None:
     """All parts and entry points of the wheel; without it exit 1; the real classes have none of our names and no __new__."""
+    need_vllm()
+    wheel = write_wheel(make_wheel(), str(tmp_path))
     code, body = _check("env", f"PYTHONPATH={wheel}", "vllm", "serve", "m")
     assert code == 0, body
     assert body["stands_for_it"] == "0.32.0"

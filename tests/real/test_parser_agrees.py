@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from lab.engine.install import engine_home, site_packages
@@ -37,12 +36,6 @@ OWN = {"-h", "--help"}
 ASKED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("parser.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.fixture(scope="module")
-def actions(parser: ParserProcess) -> dict[str, dict[str, Any]]:
-    """Option string to the real parser's action."""
-    return {name: action for action in parser.dump() for name in action["option_strings"]}
-
-
 def _sample(row: FlagRow) -> list[str]:
     """A value the flag surely takes."""
     if not row.takes_value:
@@ -54,8 +47,9 @@ def _sample(row: FlagRow) -> list[str]:
     return [value] * count
 
 
-def test_both_know_the_same_flags(actions: dict[str, dict[str, Any]]) -> None:
+def test_both_know_the_same_flags(parser: ParserProcess) -> None:
     """No flag and no --no- form is on one side alone; arity, choices, kinds and defaults are the real parser's."""
+    actions = {name: action for action in parser.dump() for name in action["option_strings"]}
     table = flags_of(RELEASE)
     negated = {f"--no-{name[2:]}" for name, row in table.items() if row.kind == "on-off" and name.startswith("--")}
     assert set(actions) - OWN == set(table) | negated

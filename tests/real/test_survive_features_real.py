@@ -59,12 +59,6 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SurviveServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def seen(seeing: SurviveServer) -> Reference:
-    """Chats about sixty pictures, and the answers before the first fault."""
-    return Reference.of(seeing.port, picture_asks(60))
-
-
 def check_rounds(server: SurviveServer, reference: Reference, rounds: int, sites: tuple[str, ...], seed: int) -> str:
     """So many faults at these sites under 16 clients; fails where anybody noticed."""
     count = len(server.raised())
@@ -115,11 +109,12 @@ def test_an_adapter_left_half_copied_would_be_noticed(drafting: SurviveServer, d
 
 
 @pytest.mark.soak
-def test_pictures_survive_rounds_of_faults(seeing: SurviveServer, seen: Reference, record_property: Any) -> None:
+def test_pictures_survive_rounds_of_faults(seeing: SurviveServer, record_property: Any) -> None:
     """A picture whose encoding was dropped is encoded again: all tokens equal, and each picture has tokens of its own.
 
     One that never fits is refused alone, with the reason; the others' pictures are encoded.
     """
+    seen = Reference.of(seeing.port, picture_asks(60))
     assert len({tuple(answer.tokens[0][:8]) for answer in seen.answers}) > 50
     sites = (*EVERY_STEP, "encoder", "encoded")
     record_property("figures", check_rounds(seeing, seen, ROUNDS_SOAK, sites, 6))

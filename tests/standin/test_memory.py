@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.figures import GROUPS
-from plimsoll.standin.memory import (
-    MIB,
-    Allocator,
-    DeviceModel,
-    MemorySizes,
-    OutOfMemory,
-    rounded,
-    segment_for,
-)
+from plimsoll.standin.memory import MIB, Allocator, DeviceModel, MemorySizes, OutOfMemory, rounded, segment_for
 from tests.each import sure
 
 GIB = 1 << 30

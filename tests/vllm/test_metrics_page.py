@@ -16,15 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.vllm import metrics_page
-from plimsoll.vllm.metrics_page import (
-    Page,
-    escaped_label,
-    fetch_health,
-    fetch_pages,
-    page_address,
-    parse_page,
-    read_page,
-)
+from plimsoll.vllm.metrics_page import Page, escaped_label, fetch_health, fetch_pages, page_address, parse_page, read_page
 from tests.each import cases, each, sure
 from tests.net.page_server import PAGE, SECRET, Handler, serving
 
