@@ -91,15 +91,9 @@ def test_a_record_stays_hidden_whoever_writes_in_between() -> None:
 @given(ids=numbers)
 def test_token_ids_leave_their_number_behind(ids: list[int]) -> None:
     """The tokens are the text; how many there were is what an operator needs."""
-    for line in (
-        "prompt_token_ids: {}, lora_request: None.",
-        "NewRequestData(req_id=1,prompt_token_ids={},n=1)",
-        "output_token_ids: {}, finish_reason: stop",
-        '"token_ids": {}',
-    ):
+    for line in ROWS["token ids"]:
         assert hide_user_text(line.format(ids)) == line.format(f"[{len(ids)} hidden]")
-    for line in ("new_token_ids=[{}], n=1", "token_ids=ConstantList({}), n=1", "scheduled_spec_decode_tokens={{'a': {}}}, n=1",
-                 "prompt_token_ids=array('l', {}), n=1", "all_token_ids={{'a': {}}}, n=1"):  # fmt: skip
+    for line in ROWS["token ids in what is logged otherwise"]:
         shown = hide_user_text(line.format(ids))
         assert str(ids[0]) not in shown
         assert shown.endswith(", n=1")

@@ -22,6 +22,7 @@ from lab.survive.rounds import LONGEST_S, Clients, Reference
 from lab.survive.scenarios import play_scenarios, turned_scenarios
 from lab.survive.server import TOKEN, SurviveServer
 from plimsoll.inside.knobs import KNOBS, strictest
+from tests.each import cases
 from tests.fakes import eventually
 from tests.real.conftest import need_vllm
 
@@ -127,13 +128,7 @@ def test_knobs_turned_at_random_change_no_token(
 def test_what_cannot_be_is_refused_and_a_bound_on_the_queue_ends_with_its_lease(server: KnobServer) -> None:
     """Nothing goes above what was allocated, an order is whole or not at all; vLLM's own bound is turned, too."""
     before = server.knobs()[1]["knobs"]
-    for order, why in (
-        ({"max-num-seqs": 25}, "from 1 to 24"),
-        ({"max-num-batched-tokens": 513, "max-num-seqs": 2}, "from 1 to 512"),
-        ({"max-num-seqs": 0}, "not a whole number"),
-        ({"kv-headroom": 1.5}, "not a number from 0 to 0.95"),
-        ({"max_num_seqs": 2}, "there is no field"),
-    ):
+    for order, why in cases("inside", "orders that cannot be"):
         status, told = server.knobs(order)
         assert status in (400, 409), order
         assert why in told["error"]["message"], order

@@ -20,7 +20,7 @@ from lab.page_world import answers
 from plimsoll.assets.inside_wheel import make_wheel
 from plimsoll.assets.launch import launch_files
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
-from tests.each import each, sure
+from tests.each import cases, each, sure
 from tests.fakes import eventually
 from tests.net.page_server import serving
 from tests.real.small_farm import need, ran
@@ -93,22 +93,13 @@ def _asked(port: int, path: str, **headers: str) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
-OPEN = """
-/v1/models /v1/chat/completions /v1/completions?stream=1 /v1/responses /v1/responses/resp_1-a /v1/responses/resp_1/cancel
-/v1/embeddings /v1/messages
-"""
-CLOSED = """
-/plimsoll/drain /plimsoll/ready //plimsoll/drain /%70limsoll/drain /v1/../plimsoll/drain /v1/models/../../plimsoll/drain
-/v1/models%2f..%2f..%2fplimsoll%2fdrain /metrics /health /sleep /collective_rpc /server_info /v1/load_lora_adapter
-/v1/load%5flora_adapter /v1/unload_lora_adapter /V1/LOAD_LORA_ADAPTER /v1/responses/../load_lora_adapter
-/v1/responses/a/../../load_lora_adapter / /docs /v1 /v1/models/
-"""
+OPEN, CLOSED = cases("assets", "paths that clients reach and paths that they do not")
 
 
 def test_clients_reach_what_is_theirs_and_nothing_else(proxy: int) -> None:
     """The OpenAI paths; no drains, figures, adapters and admin endpoints, however spelled, and no priority of theirs."""
-    assert {path: _asked(proxy, path).status for path in OPEN.split()} == dict.fromkeys(OPEN.split(), 200)
-    assert {path: _asked(proxy, path).status for path in CLOSED.split()} == dict.fromkeys(CLOSED.split(), 404)
+    assert {path: _asked(proxy, path).status for path in OPEN} == dict.fromkeys(OPEN, 200)
+    assert {path: _asked(proxy, path).status for path in CLOSED} == dict.fromkeys(CLOSED, 404)
     assert _asked(proxy, "/v1/models", X_Plimsoll_Priority="high").headers["X-Priority"] == "none"
 
 

@@ -10,18 +10,14 @@ from plimsoll.render.assets import AssetsReport, as_json, as_text
 CHANGES = Changes(write=("a",), same=("b", "c"), kept=("d",), outdated=("e",), remove=("f",), left=("g",))
 
 
-def test_every_path_is_named_with_what_became_of_it() -> None:
-    """Written, kept, out of date, removed and left, each under its own words; what is unchanged is counted."""
+def test_every_path_is_named_with_what_became_of_it_and_how_it_is_used() -> None:
+    """Each under its own words, what is unchanged is counted; for what was written the place of the next commands."""
     told = str(as_text(AssetsReport("out", "0.32.0", "m", CHANGES, ("mind this",)))).splitlines()
     assert told[:2] == ["wrote 1 file to out for vLLM 0.32.0 and m, 2 unchanged", "  a"]
     assert [told[told.index(f"  {name}") - 1].split(",")[0].rstrip(":") for name in "defg"] == [
         "edited by hand and kept", "edited by hand", "removed", "no longer generated",
     ]  # fmt: skip
     assert told[-1] == "  note: mind this"
-
-
-def test_what_was_written_says_how_it_is_used() -> None:
-    """For each kind of file that was written the place of the next commands; none for a check, or where nothing was written."""
     changes = Changes(write=("compose/compose.yaml", "monitoring/rules.yml"), same=("systemd/vllm.service",))
     told = str(as_text(AssetsReport("out", "0.32.0", "m", changes))).splitlines()
     assert told[-3:-1] == ["Next steps:", "  compose     the top of compose/compose.yaml, docs/launch.md#compose"]

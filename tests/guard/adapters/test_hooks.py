@@ -60,12 +60,7 @@ def test_exit_codes_mean_what_the_contract_says(
 
 def test_what_a_command_says_and_what_one_that_did_not_end_or_begin_has_done(tmp_path: Path) -> None:
     """Its last line, clean and short; after its limit it may have done it; one that cannot be started did nothing."""
-    for script, says in (
-        ("echo first; echo last; echo why >&2", "last"),
-        ("echo why >&2; exit 1", "exit code 1: why"),
-        ("printf 'a\\033[2Jb\\n'", "a [2Jb"),
-        ("echo --api-key=sk-1234567890abcdefghijkl", "--api-key=[redacted]"),
-    ):
+    for script, says in cases("guard", "what commands say"):
         assert asyncio.run(command(tmp_path, script).take_out()).message == says
     told = asyncio.run(command(tmp_path, "head -c 2000000 /dev/zero | tr '\\0' x").take_out())
     assert told.is_done is True

@@ -29,7 +29,7 @@ from plimsoll.guard.daemon.journal import Journal, JournalFailed
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.net.server import THE_TOKEN as WHO
 from plimsoll.net.server import GuardServer, HttpAnswer
-from tests.each import sure
+from tests.each import cases, sure
 from tests.fakes import asked
 
 TOKEN = "a-token-that-is-long-enough"
@@ -357,15 +357,7 @@ def test_guardctl_shows_what_is_done(acts: Acts, capsys: Capsys) -> None:
     acts.switches = Switches(is_paused=True, paused=frozenset({"b"}), rungs_off=frozenset({Grade.SHED}))
     acts.trouble = "the disk is full"
     acts.needing = {"c": "held: it is down or out of service"}
-    history = f"""2023-11-14 22:13:21 {NAME}: restart starts: it is dead [x1]
-2023-11-14 22:13:23 {NAME}: restarted by guard [x1]
-2023-11-14 22:13:24 {NAME}: stop: it is gone [x1]
-2023-11-14 22:13:25 {NAME}: start (outcome unknown): nobody knows [x1]
-2023-11-14 22:13:26 {NAME}: take-over: ours [x1]
-2023-11-14 22:13:27 {NAME}: restart stuck: needs attention [x1]
-2023-11-14 22:13:28 b: actions paused by the API
-2023-11-14 22:13:29 b: new-kind
-"""
+    history = str(cases("guard", "a history as guardctl prints it")[0]).replace("NAME", NAME)
     with listening(acts) as api:
         code, out, _ = said(capsys, api, "actions")
         assert code == 0
