@@ -130,15 +130,11 @@ def test_secrets_are_hidden_wherever_they_stand_and_are_to_be_put_back(words: li
     assert is_redacted or words[-1] in ("m", "hf_abcdefghijklmnopqrstuvwxyz"), "a word that is left out needs none"
 
 
-def test_terminal_escapes_in_the_input_are_not_obeyed() -> None:
-    """Control characters show as what they are."""
+def test_terminal_escapes_are_not_obeyed_and_the_rewritten_line_survives_a_shell(tmp_path: Path) -> None:
+    """Control characters show as what they are; bash reads from the rewritten line exactly the words that were meant."""
     for options in ("flags --", "flags --json --"):
         out = ask(options, "vllm", "serve", "m\x1b[2J", "--made-\x1b[31mup", "x\x07", code=1).out
         assert not {"\x1b", "\x07"} & set(out)
-
-
-def test_the_rewritten_line_survives_a_shell(tmp_path: Path) -> None:
-    """bash reads from the rewritten line exactly the words that were meant: quotes, dollars, blanks, home folders."""
     words = ["m", "--served-model-name", "a b", "it's", 'say "x"', "cost$HOME", "back\\slash", "--hf-overrides", '{"k": "$X"}']
     line = ask("flags --json -- vllm serve", *words).body["rewritten"]
     assert shell(f'vllm() {{ printf "%s\\0" "$@"; }}; HOME=/nowhere; {line}').stdout.split("\0")[1:-1] == words
