@@ -9,8 +9,8 @@ import pytest
 
 from plimsoll.doctor.rules.diagnose import Diagnosis
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
-from plimsoll.redaction import plain
-from plimsoll.render.doctor import MOST_TEXT_FINDINGS, as_json, as_text
+from plimsoll.redaction import clean, plain
+from plimsoll.render.doctor import MOST_TEXT_FINDINGS, as_json, as_text, body
 
 GIB = 1 << 30
 FACTS = {"vllm": "0.25.1", "model": "m", "gpu": {"name": "H100", "total_bytes": 80 * GIB}, "flags": {"max_model_len": "8192"}}
@@ -116,3 +116,19 @@ def test_json_has_every_finding_whole_and_knows_no_infinity() -> None:
     assert read["schema"] == "plimsoll.doctor/1"
     assert plain({"a": float("nan"), "b": float("-inf"), "c": (1, True, None)}) == {"a": None, "b": None, "c": [1, True, None]}
     assert json.loads(as_json(diagnosis(figure=float("inf"))), parse_constant=pytest.fail)["facts"]["figure"] is None
+
+
+def test_secrets_prompts_and_control_characters_are_cleaned_everywhere() -> None:
+    """Whatever field they are in: not in the text, not in the JSON, not as a key."""
+    secret = "hf_" + "aB3dE5gH7jK9" * 3
+    dirty = f"token {secret} prompt: 'qwertzuiop asdfgh', params: SamplingParams(n=1) \x1b[2J\x07\u202e"
+    parts: dict[str, Any] = {
+        "evidence": (Evidence(f"/tmp/{secret}", dirty, 1),),
+        "remedy": (Remedy(dirty, dirty, "--x", dirty),),
+    }
+    given = finding(title=dirty, because=dirty, not_a_remedy=(dirty,), **parts)
+    facts = {**FACTS, "model": dirty, "flags": {"api_key": dirty, secret: "1"}, "harmless": [dirty]}
+    whole = Diagnosis(True, (given,), facts, (dirty,))
+    for shown in (str(as_text(whole)), as_json(whole), json.dumps(body(whole), ensure_ascii=False)):
+        assert [part for part in (secret[:12], "qwertz", "\x1b", "\u202e") if part in shown] == []
+    assert clean(dirty).isprintable()
