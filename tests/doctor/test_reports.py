@@ -190,8 +190,7 @@ def test_there_is_a_command_to_look_next(code: Code) -> None:
 
 
 @each(
-    ("confidence", "head"),
-    [(0.95, "memory failure: yes"), (0.7, "memory failure: probably"), (0.4, "memory failure: perhaps")],
+    ("confidence", "head"), [(0.95, "memory failure: yes"), (0.7, "memory failure: probably"), (0.4, "memory failure: perhaps")]
 )
 def test_the_headline_claims_no_more_than_the_first_finding(confidence: float, head: str) -> None:
     """Sure, likely, or only possible."""

@@ -137,12 +137,7 @@ def test_words_are_exact_and_the_environment_is_what_matters(tmp_path: Path) -> 
     assert launch.source == "pid 42"
     assert launch.entry is EntryPoint.SERVE
     assert launch.arguments == ("Qwen/Qwen3-8B", "--served-model-name", "a $B 'c'", "--api-key", "")
-    assert launch.environment == (
-        ("VLLM_USE_V1", "1"),
-        ("CUDA_VISIBLE_DEVICES", "0"),
-        ("LD_PRELOAD", "/a.so"),
-        ("HF_HOME", ""),
-    )
+    assert launch.environment == (("VLLM_USE_V1", "1"), ("CUDA_VISIBLE_DEVICES", "0"), ("LD_PRELOAD", "/a.so"), ("HF_HOME", ""))
     assert (launch.unresolved, launch.notes) == ((), ())
 
 

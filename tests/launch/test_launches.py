@@ -241,10 +241,7 @@ PIECES = (
 )
 
 
-@given(
-    st.sampled_from(HEADS.split("|")),
-    st.lists(st.sampled_from(PIECES.split("|")) | st.text(max_size=4), max_size=40),
-)
+@given(st.sampled_from(HEADS.split("|")), st.lists(st.sampled_from(PIECES.split("|")) | st.text(max_size=4), max_size=40))
 def test_any_file_is_launches_or_bad_input(head: str, pieces: list[str]) -> None:
     """Nothing but BadInput is ever raised, always in one line."""
     sentence = ""

@@ -45,10 +45,7 @@ def test_words_are_those_of_a_real_bash(name: str) -> None:
     assert BASH is not None
     prefix = "vllm() { printf '%s\\0' \"$@\" >&9; printf '\\n\\0' >&9; }\n"
     run = subprocess.run(
-        [BASH, "--norc", "-c", f"exec 9>&1\n{prefix}{script}"],
-        capture_output=True,
-        env={"LC_ALL": "C.UTF-8"},
-        check=False,
+        [BASH, "--norc", "-c", f"exec 9>&1\n{prefix}{script}"], capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=False
     )
     theirs = run.stdout.decode()
     starts = [command for command in commands_in(script) if command.words[0] == "vllm"]
@@ -63,14 +60,7 @@ def test_words_are_those_of_a_real_bash(name: str) -> None:
 def test_exports_and_prefix_assignments_are_the_environment() -> None:
     """The environment is what was exported so far, in order, then what stands in front of the command."""
     script = "A=1\nexport B=2 C\nC=3\nexport A\ndeclare -x D=4\nE=5 F='6 7' vllm serve m\nexport G=8\n"
-    assert only(script).environment == (
-        ("B", "2"),
-        ("C", "3"),
-        ("A", "1"),
-        ("D", "4"),
-        ("E", "5"),
-        ("F", "6 7"),
-    )
+    assert only(script).environment == (("B", "2"), ("C", "3"), ("A", "1"), ("D", "4"), ("E", "5"), ("F", "6 7"))
 
 
 def test_set_a_exports_and_unset_withdraws() -> None:
@@ -82,17 +72,7 @@ def test_set_a_exports_and_unset_withdraws() -> None:
 def test_what_is_not_set_stays_and_is_listed() -> None:
     """Unset variables and substitutions stay as they are written, whole, and are listed in order."""
     command = only('N=$(nproc --all)\nvllm serve $MODEL "${A}_b" --tp $N ${#X} `a b` ${Y%/} "$@" ${Z:?needed}')
-    assert command.words[2:] == (
-        "$MODEL",
-        "${A}_b",
-        "--tp",
-        "$(nproc --all)",
-        "${#X}",
-        "`a b`",
-        "${Y%/}",
-        "$@",
-        "$Z",
-    )
+    assert command.words[2:] == ("$MODEL", "${A}_b", "--tp", "$(nproc --all)", "${#X}", "`a b`", "${Y%/}", "$@", "$Z")
     assert command.unresolved == ("MODEL", "A", "$(nproc --all)", "X", "`a b`", "Y", "@", "Z")
 
 
@@ -132,12 +112,7 @@ def test_branches_without_number_stay_bounded() -> None:
 def test_lines_are_those_where_commands_start() -> None:
     """The line is the 1-based first line of the command, also behind continuations and here-documents."""
     script = "#!/bin/sh\n\na \\\n b\ncat <<E\nx\nE\nA='1\n2' c; d\n"
-    assert [(command.words[0], command.line) for command in commands_in(script)] == [
-        ("a", 3),
-        ("cat", 5),
-        ("c", 8),
-        ("d", 9),
-    ]
+    assert [(command.words[0], command.line) for command in commands_in(script)] == [("a", 3), ("cat", 5), ("c", 8), ("d", 9)]
 
 
 def test_windows_line_ends_are_line_ends() -> None:
@@ -165,10 +140,7 @@ def test_what_never_closes_is_bad_input_with_its_line(script: str, line: str) ->
         commands_in(script.replace("\\n", "\n"))
 
 
-@each(
-    "unit",
-    ["(", '"', "'", "`", "$((((", "${a:-", '"${a:-"', '"$(', "((", "<<a ", "A=(", "\\", "case a in ", "[[ ", "f("],
-)
+@each("unit", ["(", '"', "'", "`", "$((((", "${a:-", '"${a:-"', '"$(', "((", "<<a ", "A=(", "\\", "case a in ", "[[ ", "f("])
 def test_hostile_text_ends(unit: str) -> None:
     """A long run of openers ends in commands or in BadInput: no recursion, no hang."""
     text = unit * (8_000 // len(unit))

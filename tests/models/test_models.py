@@ -165,13 +165,7 @@ def test_a_folder_of_thousands_of_files_is_refused(tmp_path: Path, monkeypatch: 
         read(tmp_path)
 
 
-@each(
-    ("name", "says"),
-    [
-        *cases("models", "a_name_that_cannot_be_a_model_is_one_line"),
-        ("x" * 5000, "too long"),
-    ],
-)
+@each(("name", "says"), [*cases("models", "a_name_that_cannot_be_a_model_is_one_line"), ("x" * 5000, "too long")])
 def test_a_name_that_cannot_be_a_model_is_one_line(name: str, says: str) -> None:
     """Paths that lead nowhere, addresses and nonsense are told apart."""
     with pytest.raises(BadInput) as caught:

@@ -23,14 +23,7 @@ from plimsoll.plan.kv_layers import (
     cache_dtype_of,
     specs_of_all_stages,
 )
-from plimsoll.plan.settings import (
-    Card,
-    Flags,
-    Settings,
-    caches_prefixes_by_default,
-    read_settings,
-    v2_by_default,
-)
+from plimsoll.plan.settings import Card, Flags, Settings, caches_prefixes_by_default, read_settings, v2_by_default
 from tests.each import cases, each
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"

@@ -80,13 +80,7 @@ def _term(*figures: object) -> dict[str, object]:
     return {KEY: [[1, 1, 1, {"weights": figures}]]}
 
 
-@each(
-    "content",
-    [
-        *(text.encode() for text in cases("plan", "a_file_that_is_not_understood_is_left_alone")),
-        b"[" * 100_000,
-    ],
-)
+@each("content", [*(text.encode() for text in cases("plan", "a_file_that_is_not_understood_is_left_alone")), b"[" * 100_000])
 def test_a_file_that_is_not_understood_is_left_alone(tmp_path: Path, content: bytes) -> None:
     """Reading, storing and forgetting say so in one line, newer or damaged, and not a byte changes."""
     path = tmp_path / "corrections.json"

@@ -48,10 +48,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     return ModelShape.from_config(config)
 
 
-@each(
-    ("name", "published"),
-    rows(Path(__file__).with_name("parameters.txt")),
-)
+@each(("name", "published"), rows(Path(__file__).with_name("parameters.txt")))
 def test_parameter_counts_are_the_published_ones(name: str, published: str) -> None:
     """Every tensor of the family is there: the count is the one on the model's page, to the last parameter."""
     assert parameters(shape_of(bundled(name))) == int(published)

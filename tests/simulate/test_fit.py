@@ -7,15 +7,7 @@ import pytest
 
 from lab.measured_runs import before, duration_error, only_first
 from plimsoll.errors import BadInput
-from plimsoll.simulate.fit import (
-    FitError,
-    deviations,
-    error_of,
-    fit,
-    look_at,
-    replayed,
-    search,
-)
+from plimsoll.simulate.fit import FitError, deviations, error_of, fit, look_at, replayed, search
 from plimsoll.simulate.replay import STEP_COLUMNS, Replay, replay
 from plimsoll.simulate.settings import EngineLimits, StepTime, graph_sizes, step_table
 from plimsoll.simulate.trace import ABSENT, MeasuredRun, RunSeries, make_trace

@@ -9,29 +9,10 @@ from plimsoll.simulate.settings import StepTime
 from plimsoll.simulate.silicon import RELATIVE_BAND
 from plimsoll.simulate.trace import make_trace
 from plimsoll.simulate.traffic import generate, parse_synthetic
-from plimsoll.tune.answer import (
-    Doubt,
-    StretchedScores,
-    Tuning,
-    curve,
-    fingerprint,
-    flags_of,
-    runner_up,
-    tune,
-    with_flags,
-)
+from plimsoll.tune.answer import Doubt, StretchedScores, Tuning, curve, fingerprint, flags_of, runner_up, tune, with_flags
 from plimsoll.tune.goodput import Failed, Slo, Traffic
 from plimsoll.tune.space import Candidate, Space
-from plimsoll.tune.verdict import (
-    headline,
-    is_tie,
-    label,
-    margin,
-    measurement,
-    ranges,
-    reasons,
-    runner_up_sentence,
-)
+from plimsoll.tune.verdict import headline, is_tie, label, margin, measurement, ranges, reasons, runner_up_sentence
 from tests.tune.servers import SMALL, run, server, traffic
 
 

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from plimsoll.doctor.rules.diagnose import (
-    LONGEST_EVIDENCE,
-    InputVerdict,
-    LogDiagnosis,
-    diagnose,
-    diagnose_log,
-    evidence,
-)
+from plimsoll.doctor.rules.diagnose import LONGEST_EVIDENCE, InputVerdict, LogDiagnosis, diagnose, diagnose_log, evidence
 from plimsoll.doctor.rules.facts import LogFacts, PlanFigures
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity

@@ -31,11 +31,7 @@ def test_who_is_not_called_has_nothing_to_say(log: Log) -> None:
 @each("piece", ["|", "| 0 ", " ", "[", "[ 1] ", "1", "a:", "Warning  ", "NVRM: Xid (", "(", "MiB |", ", ", "x.service: "])
 def test_the_longest_line_of_one_piece_is_read_quickly(piece: str) -> None:
     """Hostile lines at the reader's limit do not make a pattern run away."""
-    words = (
-        "NVRM oom-kill Killed process Restart Count:",
-        '"OOMKilled":',
-        ".service NVIDIA-SMI FB Memory Usage",
-    )
+    words = ("NVRM oom-kill Killed process Restart Count:", '"OOMKilled":', ".service NVIDIA-SMI FB Memory Usage")
     milestones = " ".join(words)
     texts = [
         milestones,

@@ -26,15 +26,7 @@ from plimsoll.findings import Code
 from plimsoll.render.doctor import as_text
 from plimsoll.vllm.failure_texts import STEP_FRAMES
 from plimsoll.vllm.versions import spans_of
-from tests.doctor.log_maker import (
-    ENGINE_DEAD,
-    OOM,
-    REQUEST,
-    STARTED,
-    STEP,
-    log,
-    traceback,
-)
+from tests.doctor.log_maker import ENGINE_DEAD, OOM, REQUEST, STARTED, STEP, log, traceback
 from tests.each import each, rows
 
 Lines = str | list[str]
