@@ -238,7 +238,7 @@ def test_ranks_add_up_and_the_probe_s_figures_of_every_worker_are_bounded() -> N
 
 def test_bombs_are_bounded() -> None:
     """A hundred thousand label sets of one name are refused; a line of a megabyte is passed over; neither takes long."""
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(TooLarge):
         read_figures(b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % number for number in range(100_000)))
     with pytest.raises(TooLarge):
@@ -249,4 +249,4 @@ def test_bombs_are_bounded() -> None:
     assert "running" not in in_pieces(long + b"vllm:num_requests_waiting 2\n", [1000] * 1100).figures
     many = b",".join(b'l%d="x"' % number for number in range(2_000))
     assert read_figures(b"vllm:num_requests_running{" + many + b"} 7\nvllm:num_requests_waiting 2\n").figures == {"waiting": 2}
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
