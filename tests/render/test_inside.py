@@ -9,7 +9,7 @@ import yaml
 
 from plimsoll.launch.installed_vllm import InsideVisibility, InstalledVllm
 from plimsoll.render.inside import Checkup, check_json, check_text, wheel_text
-from plimsoll.vllm.extension_points import NEEDS, judge, verdicts
+from plimsoll.vllm.extension_points import NEEDS, InsidePart, judge, verdicts
 from plimsoll.vllm.versions import engine_named
 from tests.vllm.vllm_like import files_that_meet_all, sources
 
@@ -32,10 +32,13 @@ def _checkup(files: dict[str, str], *, is_visible: bool | None = True, version: 
     ],
 )
 def test_the_first_line_is_the_verdict(files: dict[str, str], is_visible: bool | None, said: str, takes_all: bool) -> None:
-    """Who reads one line knows; text and JSON agree."""
+    """Who reads one line knows; text and JSON agree; every part is named, and a version that is not known is said as such."""
     checkup = _checkup(files, is_visible=is_visible)
     assert said in str(check_text([checkup])).splitlines()[0]
     assert json.loads(check_json([checkup]))["takes_all"] is takes_all
+    assert all(f"\n  {part.value}" in str(check_text([checkup])) for part in InsidePart if takes_all)
+    assert "\x1b" not in str(check_text([checkup]))
+    assert str(check_text([_checkup(files, version=None)])).startswith("vLLM of unknown version")
 
 
 def test_the_manifest_snippet_is_yaml_that_mounts_what_it_names() -> None:
