@@ -63,3 +63,6 @@ def test_the_command_writes_both_files_and_says_what_a_rule_saves(tmp_path: Path
     assert any("also with a tenth more traffic" in note for note in body["notes"])
     assert ask(f"{words} --slo ttft=2s,tpot=100ms --check").code == 0
     assert "no number of replicas keeps tpot=1ms" in ask(f"{words} --slo tpot=1ms", code=1).err
+    plan.write_text(json.dumps(plan_of("vllm", "serve", LLAMA, "--data-parallel-size", "2")), encoding="utf-8")
+    notes = ask(f"{words} --slo ttft=2s,tpot=100ms --json").body["notes"]
+    assert "of a replica's 2 engines one is replayed: fewer replicas will do" in notes

@@ -182,6 +182,8 @@ def _autoscaling(options: AssetsOptions, words: list[str]) -> int:
     always = found.trials[0].rule.fewest
     saves = "no rule saves anything" if found.chosen.mean_replicas >= always else "without a rule it takes"
     notes = (*notes, *given.notes, f"{kept_text(found.chosen)}, also with a tenth more traffic; {saves}: {always} all the time")
+    if given.engines.number > 1:
+        notes = (*notes, f"of a replica's {given.engines.number} engines one is replayed: fewer replicas will do")
     if traffic.span_s < 10 * (start_s + POLL_S):
         notes = (*notes, f"the traffic lasts {traffic.span_s:.0f} s and a start {start_s} s: a longer recording would say more")
     texts = autoscaling_files(settings, found, prometheus, about)
