@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.learned import Correction, Learned, Start, TermDifference, compare, corrected, correction_from, key_of
-from plimsoll.plan.ledger import Ledger, ModelFacts
+from plimsoll.plan.ledger import Ledger, ModelFacts, neighbours_in_budget
 from plimsoll.plan.settings import Card
 from plimsoll.plan.store import read_start
 from plimsoll.units import GIB, MIB
@@ -230,6 +230,16 @@ def test_neighbours_of_an_old_release_come_off_once() -> None:
     alone = _plan(release="0.8.5")
     lesson = correction_from(ledger, start)
     assert corrected(alone, lesson, MODEL).kv.value - after.kv.value == pytest.approx(_gib(10), abs=0.02 * GIB)
+
+
+def test_the_first_engine_counted_neighbours_in_one_release() -> None:
+    """As the wheels' workers do: V0 takes what others hold off the budget in 0.6.4 alone, the second engine until 0.9.0."""
+    beside = replace(H200, used_bytes=_gib(10))
+    counted = [v for v in ("0.6.3", "0.6.4", "0.6.5", "0.8.5", "0.9.1")
+               if _plan(release=v).kv.value > _plan(release=v, card=beside).kv.value]  # fmt: skip
+    assert counted == ["0.6.4", "0.8.5"]
+    settings = replace(_plan(release="0.8.5").settings, first_engine=True)
+    assert neighbours_in_budget(settings, beside) == 0
 
 
 def test_the_key_tells_apart_what_must_be() -> None:

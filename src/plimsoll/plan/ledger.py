@@ -609,8 +609,12 @@ def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, re
 
 
 def neighbours_in_budget(settings: Settings, card: Card) -> int:
-    """Returns the bytes that other processes hold on the card, in releases that take them off the budget, else 0."""
-    return 0 if Behaviour.NEIGHBOURS_APART.is_in(settings.release) else card.used_bytes
+    """Returns the bytes that other processes hold on the card, in engines that take them off the budget, else 0."""
+    if settings.first_engine:
+        is_counted = Behaviour.NEIGHBOURS_COUNTED.is_in(settings.release)
+    else:
+        is_counted = not Behaviour.NEIGHBOURS_APART.is_in(settings.release)
+    return card.used_bytes if is_counted else 0
 
 
 def cache_specs(model: ModelFacts, settings: Settings) -> tuple[RankSpecs, ...]:

@@ -169,6 +169,7 @@ class Behaviour(Enum):
         return name
 
     SERVE_COMMAND = auto()
+    NEIGHBOURS_COUNTED = auto()
     LATENT_CACHE = auto()
     V1_ENGINE = auto()
     WORKER_EXTENSIONS = auto()
