@@ -701,7 +701,8 @@ def _is_memory_failure(
         return None  # something failed, and what is here does not say of what
     if progress is ServerProgress.SERVING and not _is_cut(timeline):
         # A collector may call everything a warning: an error that only warns is not ruled out.
-        warned = [one for one in timeline.exceptions if one.warned and run.first <= one.at < run.end]
+        quiet, lines = ("DEBUG", "WARNING"), timeline.log.lines
+        warned = [one for one in timeline.exceptions if lines[one.at].level in quiet and run.first <= one.at < run.end]
         return None if any("ut of memory" in one.message for one in warned) else False
     return None
 

@@ -499,13 +499,19 @@ _STRANGER = re.compile(
 )
 _STRANGERS_BEGIN = frozenset("{tIWEF")
 # Where another logger's record begins without a level that is known; and what has a level and is the server's: uvicorn, torch.
-_BEGINS_RECORD = re.compile(r"\[?(?:\d{4}[-/]\d\d[-/]\d\d[ T])?\d\d:\d\d:\d\d|([=*#-])\1\1.{1,60}\1\1\1$|>>> .{0,80}:$")
-_IS_SERVERS = re.compile(r"INFO: {5}|WARNING: {2}|ERROR: {4}|\[[IWEF]\d{4} ")
+_BEGINS_RECORD = re.compile(r"\S.{0,23}?\b\d\d:\d\d:\d\d\b|\d\d:\d\d:\d\d\b|[=*#]{2}|-{3,}(?!>)|>>> ")
+_IS_SERVERS = re.compile(r"INFO: {5}|WARNING: {2}|ERROR: {4}|\[?[IWEF]\d{4} ")
 
 
 def is_servers(line: LogLine) -> bool:
     """True if a process of the server signs the line, or it is a record of uvicorn's or torch's."""
     return bool(line.process or line.place) or _IS_SERVERS.match(line.text) is not None
+
+
+def _is_kernels_without_stamp(line: LogLine) -> bool:
+    """True for what the kernel says of a killed process or a card, without the stamp that it prints before it."""
+    is_told = any(word in line.text for word in (*WRITTEN_BY["oom_killer"], "NVRM"))
+    return is_told and line.at is None and line.text.lstrip()[:1] not in "[<" and kernel_message(line) is not None
 
 
 def _without_others(lines: Sequence[LogLine]) -> Sequence[LogLine]:
@@ -545,8 +551,9 @@ def _of_strange_writers(lines: Sequence[LogLine]) -> Iterator[int]:
 def _below_strange_records(lines: Sequence[LogLine]) -> Iterator[int]:
     """What stands without a signature below a record of another logger: more of it.
 
-    That is an exception without its traceback, which Python never prints, and everything where the record announces a text
-    by a colon. A traceback is not, whoever it belongs to; and a call below it goes on with one that the record broke into.
+    That is an exception without its traceback, which Python never prints, a word of the kernel's without its stamp, and
+    everything where the record announces a text by a colon. A traceback is not, whoever it belongs to; and a call below it
+    goes on with one that the record broke into.
     """
     bare = [line.at is not None for line in lines if line.text and not (line.process or line.place or line.level)]
     is_stamped = sum(bare) * 2 > len(bare)
@@ -564,7 +571,7 @@ def _below_strange_records(lines: Sequence[LogLine]) -> Iterator[int]:
             yield from quoted
             quoted, inside, broken = [], False, False
             in_traceback = is_call or "Traceback (" in text
-        elif inside and (announces or _compiled(_RAISED).match(text)):
+        elif inside and (announces or _compiled(_RAISED).match(text.lstrip("> ")) or _is_kernels_without_stamp(line)):
             quoted.append(at)
         elif text and not text[0].isspace():
             in_traceback = False
