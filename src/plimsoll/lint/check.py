@@ -21,7 +21,7 @@ from plimsoll.plan.read import plan_launch
 from plimsoll.redaction import redact_value, redact_words
 from plimsoll.units import GIB, filled, format_gib
 from plimsoll.vllm.flags import flags_of
-from plimsoll.vllm.versions import table
+from plimsoll.vllm.versions import Behaviour, table
 
 START_S = 600.0  # a start's time beside reading its weights: compiling, capturing graphs, a cold cache
 WEIGHTS_PER_S = 100e6  # bytes, from a slow disk
@@ -198,17 +198,23 @@ def _shared_memory(server: _Server) -> Iterator[Trap]:
 
 
 def _pinned_memory(server: _Server) -> Iterator[Trap]:
-    """Yields traps of pinned host memory that no limit allows for."""
+    """Yields traps of pinned host memory that no limit allows for.
+
+    torch rounds each pinned tensor up to a power of two: weights in every release, the KV cache until 0.26.
+    """
     gpus = server.ranks * max(1, int(server.number("--data-parallel-size", 1)))
-    pinned = server.number("--kv-offloading-size") + gpus * (server.number("--cpu-offload-gb") + server.number("--swap-space"))
+    rounded = 1 if Behaviour.EXACT_OFFLOAD.is_in(server.checked.engine.release) else 2
+    pinned = rounded * server.number("--kv-offloading-size")
+    pinned += gpus * (2 * server.number("--cpu-offload-gb") + server.number("--swap-space"))
     sleeps = "--enable-sleep-mode" in server.checked.line.given
     if server.at.kind == "script" or (not pinned and not sleeps):
         return
     size, limit = int(pinned * GIB) + (server.weights_bytes or 0) * sleeps, server.at.memory_limit_bytes
     if limit is None or limit < size + BESIDE_PINNED:
+        pinned_size = f"up to {format_gib(size)} of pinned host memory"
         yield server.trap(
             "pinned-memory", Severity.WARNING if limit is None else Severity.CRITICAL, "memory",
-            what=f"{format_gib(size)} of pinned host memory" if size else "the weights pinned in host memory while it sleeps",
+            what=pinned_size if size else "the weights pinned in host memory while it sleeps",
             limit="no memory limit" if limit is None else f"a memory limit of {format_gib(limit)}",
             enough=f"of at least {format_gib(size + BESIDE_PINNED)}" if size else "beyond the weights",
         )  # fmt: skip

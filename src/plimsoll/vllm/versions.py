@@ -221,6 +221,7 @@ class Behaviour(Enum):
     ALL_BATCHES_IN_FLIGHT = auto()
     HYBRID_PREFIX_CACHING = auto()
     MEMORY_SUMMARY = auto()
+    EXACT_OFFLOAD = auto()
     CONSUMED_MEMORY = auto()
     SHUTDOWN_PROCESSES = auto()
     LARGEST_BATCH = auto()
