@@ -114,13 +114,10 @@ def gpu_named(name: str, total_bytes: int | None = None) -> Gpu:
 
 def nearest_names(name: str, n: int = 3) -> list[str]:
     """The `n` cards whose names or aliases look most like `name`, the likeliest first."""
-    from difflib import SequenceMatcher  # only a misspelt name needs it
+    from difflib import get_close_matches  # only a misspelt name needs it
 
-    wanted = _key(name)
-    likeness: dict[str, float] = {}
-    for key, gpu in _by_key().items():
-        likeness[gpu.name] = max(likeness.get(gpu.name, 0.0), SequenceMatcher(None, wanted, key).ratio())
-    return sorted(likeness, key=lambda known: -likeness[known])[:n]
+    near = get_close_matches(_key(name), _by_key(), len(_by_key()), 0)
+    return list(dict.fromkeys(_by_key()[key].name for key in near))[:n]
 
 
 def _key(name: str) -> str:

@@ -156,12 +156,8 @@ def version_beside(package: Path) -> str | None:
         for folder in beside[:20]:
             text = _head(folder / "METADATA")
             name, version = (re.search(rf"^{key}: *(\S+)", text, re.MULTILINE) for key in ("Name", "Version"))
-            if (
-                name
-                and version
-                and (name.group(1).lower() == "vllm" or "vllm/__init__.py," in _head(folder / "RECORD", 4 << 20))
-            ):
-                return version.group(1)
+            if name and version and (name[1].lower() == "vllm" or "vllm/__init__.py," in _head(folder / "RECORD", 4 << 20)):
+                return version[1]
     except OSError:
         pass
     try:

@@ -27,6 +27,15 @@ class LinedMapping(dict[str, Tree]):
         self.lines: dict[str, int] = {}
 
 
+def mapping_at(tree: Tree, key: str) -> LinedMapping:
+    found = tree.get(key) if isinstance(tree, dict) else None
+    return found if isinstance(found, LinedMapping) else LinedMapping()
+
+
+def text_at(tree: Tree, key: str) -> str | None:
+    return _text(tree.get(key)) if isinstance(tree, dict) else None
+
+
 _DEPTH_MAX = 100
 _NODES_MAX = 200_000
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
@@ -149,6 +158,7 @@ class ManifestStart:
     kind: str  # "compose", or the nearest object's kind
     owner: dict[str, Tree] = field(default_factory=dict)  # the nearest object that has a kind and a name
     path: tuple[str, ...] = ()  # from that object to the container, list items by their number
+    card: str = ""  # that a SkyPilot task asks for
 
 
 def launches_in_manifest(text: str, name: str) -> list[Launch]:
@@ -228,10 +238,9 @@ def _compose_words(value: Tree, source: str) -> tuple[str, ...] | None:
 # SkyPilot
 
 
-def accelerators_of(task: dict[str, Tree]) -> tuple[str, str]:
+def _accelerators(task: dict[str, Tree]) -> tuple[str, str]:
     """Returns the card of `accelerators:` (`H100:8`, `{H100: 8}`) and how many; empty words where it names no single one."""
-    resources = task.get("resources")
-    listed = resources.get("accelerators") if isinstance(resources, dict) else None
+    listed = mapping_at(task, "resources").get("accelerators")
     if isinstance(listed, dict) and len(listed) == 1:
         card, count = next(iter(listed.items()))
         return card, _text(count) or "1"
@@ -241,14 +250,14 @@ def accelerators_of(task: dict[str, Tree]) -> tuple[str, str]:
 
 def _in_task(document: dict[str, Tree], name: str) -> Iterator[ManifestStart]:
     """Yields the starts in the script of a SkyPilot task."""
-    given, (_, count) = document.get("envs"), accelerators_of(document)
+    card, count = _accelerators(document)
     environment = [("SKYPILOT_NUM_GPUS_PER_NODE", count)] if count else []
-    environment += [(n, value) for n, value in (given.items() if isinstance(given, dict) else ()) if isinstance(value, str)]
+    environment += [(n, value) for n, value in mapping_at(document, "envs").items() if isinstance(value, str)]
     above = document.lines["run"] if isinstance(document, LinedMapping) else 0
     for command in commands_in(_text(document["run"]) or "", environment):
         place = f"{name}:{above + command.line}"
         if launch := find_launch(command.words, command.environment, place, command.unresolved):
-            yield ManifestStart(launch, document, document, "task")
+            yield ManifestStart(launch, document, document, "task", card=card)
 
 
 # Kubernetes
@@ -267,9 +276,8 @@ def _in_kubernetes(document: Tree, name: str, runtimes: Mapping[str, str]) -> It
         if isinstance(tree, dict):
             if isinstance(tree.get("kind"), str) and isinstance(tree.get("metadata"), dict):
                 owner, path = tree, ()
-            kind, metadata = _text(owner.get("kind")) or "", owner.get("metadata")
-            names = metadata if isinstance(metadata, dict) else {}
-            place = f"{kind} {_text(names.get('name') or names.get('generateName')) or ''}".strip()
+            kind, names = text_at(owner, "kind") or "", mapping_at(owner, "metadata")
+            place = f"{kind} {text_at(names, 'name') or text_at(names, 'generateName') or ''}".strip()
             where = f"{name}, {place}" if place else name
             found: list[tuple[Container, dict[str, Tree], str, tuple[str, ...]]] = []
             for key in ("initContainers", "containers"):
@@ -298,7 +306,7 @@ def _in_kubernetes(document: Tree, name: str, runtimes: Mapping[str, str]) -> It
                     launch = replace(launch, unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
                     if way == ("model",):
                         launch = _in_runtime(launch, body, runtimes)
-                    elif image := _text(body.get("image")):
+                    elif image := text_at(body, "image"):
                         launch = replace(launch, image=image)
                     yield ManifestStart(launch, body, tree, kind, owner, (*path, *way))
         children = list(tree.items()) if isinstance(tree, dict) else [(str(at), child) for at, child in enumerate(tree)]
@@ -307,9 +315,8 @@ def _in_kubernetes(document: Tree, name: str, runtimes: Mapping[str, str]) -> It
 
 def _llm_service(container: Container, owner: dict[str, Tree], source: str) -> Container:
     """Returns the container of KServe's LLMInferenceService: its template adds the model and the words of one variable."""
-    spec = owner.get("spec")
-    model = spec.get("model") if isinstance(spec, dict) else None
-    named = _text(model.get("uri")) or _text(model.get("name")) if isinstance(model, dict) else None
+    model = mapping_at(owner.get("spec"), "model")
+    named = text_at(model, "uri") or text_at(model, "name")
     more = plain_words(dict(container.environment).get(LLM_SERVICE_ARGUMENTS, ""), source)
     return replace(
         container,
@@ -325,19 +332,17 @@ def _runtime_images(document: Tree) -> Iterator[tuple[str, str]]:
     """Yields the name and the image of a KServe serving runtime."""
     if not isinstance(document, dict) or document.get("kind") not in ("ServingRuntime", "ClusterServingRuntime"):
         return
-    metadata, spec = document.get("metadata"), document.get("spec")
-    named = _text(metadata.get("name")) if isinstance(metadata, dict) else None
-    containers = spec.get("containers") if isinstance(spec, dict) else None
+    named, containers = text_at(document.get("metadata"), "name"), mapping_at(document, "spec").get("containers")
     for each in containers if isinstance(containers, list) else ():
-        if named and isinstance(each, dict) and (image := _text(each.get("image"))):
+        if named and isinstance(each, dict) and (image := text_at(each, "image")):
             yield named, image
 
 
 def _in_runtime(launch: Launch, model: dict[str, Tree], runtimes: Mapping[str, str]) -> Launch:
     """Returns KServe's `predictor.model` with its runtime's vLLM: by the version, or by the image in the file."""
-    if version := _text(model.get("runtimeVersion")):  # the tag that the runtime's image gets
+    if version := text_at(model, "runtimeVersion"):  # the tag that the runtime's image gets
         return replace(launch, image=None, vllm=(version.removeprefix("v"), f"KServe's runtimeVersion {version}"))
-    return replace(launch, image=_text(model.get("image")) or runtimes.get(_text(model.get("runtime")) or ""))
+    return replace(launch, image=text_at(model, "image") or runtimes.get(text_at(model, "runtime") or ""))
 
 
 def container_of(body: dict[str, Tree], growth: TextBudget | None = None) -> Container:
@@ -353,10 +358,10 @@ def container_of(body: dict[str, Tree], growth: TextBudget | None = None) -> Con
             environment[name] = f"${name}"
             missing.append(name)
         else:
-            environment[name] = _filled(_text(each.get("value")) or "", environment, growth)
+            environment[name] = _filled(text_at(each, "value") or "", environment, growth)
     command = body.get("command")
     return Container(
-        image=_text(body.get("image")),
+        image=text_at(body, "image"),
         entry=_words(command, environment, growth) if command else None,
         arguments=_words(body.get("args"), environment, growth),
         environment=tuple(environment.items()),

@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import groupby
 from typing import NamedTuple
 
 from plimsoll.errors import TooLarge
@@ -60,16 +61,11 @@ def is_blank(value: Value) -> bool:
 
 def _merged(pieces: Sequence[Piece]) -> Value:
     """Returns the same value in as few pieces as possible, so that a value built in many steps stays small."""
-    runs: list[list[str]] = []
-    kinds: list[tuple[Origin, str]] = []
-    for piece in pieces:
-        kind = (piece.origin, piece.name)
-        if kinds and kinds[-1] == kind and piece.origin is Origin.WRITTEN:
-            runs[-1].append(piece.text)
-        else:
-            runs.append([piece.text])
-            kinds.append(kind)
-    return tuple(Piece("".join(run), *kind) for run, kind in zip(runs, kinds, strict=True))
+    merged: list[Piece] = []
+    for (origin, name), run in groupby(pieces, key=lambda piece: (piece.origin, piece.name)):
+        whole = list(run)
+        merged += [Piece(text_of(whole), origin, name)] if origin is Origin.WRITTEN else whole
+    return tuple(merged)
 
 
 class _Fields:
@@ -408,15 +404,10 @@ class _Script:
         if self._snapshot is None:
             values = {name: self.variables.values(name) for name in self._exported}
             self._snapshot = tuple((name, text_of(value[0])) for name, value in values.items() if value)
-            behind = [
-                (name, piece.name)
-                for name, pieces in values.items()
-                for value in pieces
-                for piece in value
-                if piece.origin is not Origin.WRITTEN
-            ]
+            pieces = ((name, piece) for name, found in values.items() for value in found for piece in value)
+            behind = [(name, piece) for name, piece in pieces if piece.origin is not Origin.WRITTEN]
             # `export PATH=/opt/bin:$PATH` adds to the caller's value: nothing is missing there.
-            self._behind_environment = [missing for name, missing in behind if missing != name]
+            self._behind_environment = [piece.name for name, piece in behind if piece.name != name]
             self.variables.spend(16 * (len(values) + len(behind)))
         self.variables.spend(len(self._behind_environment))
         return self._snapshot

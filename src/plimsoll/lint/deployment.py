@@ -17,7 +17,7 @@ from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.command_line import Launch
 from plimsoll.launch.files import kind_of, read_launches, read_text, unit_settings
-from plimsoll.launch.manifests import LLM_SERVICE, LinedMapping, ManifestStart, Tree, accelerators_of, starts_in_manifest
+from plimsoll.launch.manifests import LLM_SERVICE, LinedMapping, ManifestStart, Tree, mapping_at, starts_in_manifest, text_at
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(hours?|hr|h|minutes?|min|ms|m|seconds?|sec|s|us)?", re.IGNORECASE)
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 0.000001}
@@ -79,7 +79,7 @@ def deployments_in(path: str) -> list[Deployment]:
         deployments = [_script(path, launch) for launch in launches]
     else:
         deployments = [
-            replace(_script(path, launch), card=_named(accelerators_of(start.body)[0]))
+            replace(_script(path, launch), card=_named(start.card))
             if start.kind == "task"
             else (_service if start.kind == "compose" else _container)(path, start, launch)
             for start, launch in zip(starts_in_manifest(text, name), launches, strict=True)
@@ -115,16 +115,6 @@ def size(value: Tree) -> int | None:
     return int(float(match.group(1)) * 1024 ** _UNITS[match.group(2).lower()]) if match else None
 
 
-def _mapping(tree: Tree | None, key: str) -> LinedMapping:
-    found = tree.get(key) if isinstance(tree, dict) else None
-    return found if isinstance(found, LinedMapping) else LinedMapping()
-
-
-def _text(tree: Tree | None, key: str) -> str | None:
-    found = tree.get(key) if isinstance(tree, dict) else None
-    return found if isinstance(found, str) else None
-
-
 def _lines(*places: tuple[str, Tree, str]) -> dict[str, int]:
     """Returns the line of each name's key; leaves out names without a key."""
     return {name: tree.lines[key] for name, tree, key in places if isinstance(tree, LinedMapping) and key in tree.lines}
@@ -139,21 +129,21 @@ def _first_line(tree: dict[str, Tree]) -> int:
 
 def _service(path: str, start: ManifestStart, launch: Launch) -> Deployment:
     body = start.body
-    check = _mapping(body, "healthcheck")
-    interval, retries = seconds(_text(check, "interval")) or 30.0, seconds(_text(check, "retries")) or 3.0
-    is_checked = bool(check) and _text(check, "disable") not in ("true", "True")
+    check = mapping_at(body, "healthcheck")
+    interval, retries = seconds(text_at(check, "interval")) or 30.0, seconds(text_at(check, "retries")) or 3.0
+    is_checked = bool(check) and text_at(check, "disable") not in ("true", "True")
     liveness = None
     if is_checked and isinstance(body, LinedMapping):
-        delay = seconds(_text(check, "start_period")) or 0.0
+        delay = seconds(text_at(check, "start_period")) or 0.0
         liveness = HealthProbe(body.lines.get("healthcheck", 1), delay, interval * retries)
-    deploy = _mapping(body, "deploy")
-    limits = _mapping(_mapping(deploy, "resources"), "limits")
-    restart = _text(_mapping(deploy, "restart_policy"), "condition") or _text(body, "restart")
+    deploy = mapping_at(body, "deploy")
+    limits = mapping_at(mapping_at(deploy, "resources"), "limits")
+    restart = text_at(mapping_at(deploy, "restart_policy"), "condition") or text_at(body, "restart")
     return Deployment(
         file=path, launch=launch, kind="compose", line=_first_line(body), liveness=liveness,
-        grace_s=seconds(_text(body, "stop_grace_period")),
-        shm_bytes=size(_text(body, "shm_size")), has_host_shm=_text(body, "ipc") in ("host", "shareable"),
-        memory_limit_bytes=size(_text(limits, "memory")) or size(_text(body, "mem_limit")),
+        grace_s=seconds(text_at(body, "stop_grace_period")),
+        shm_bytes=size(text_at(body, "shm_size")), has_host_shm=text_at(body, "ipc") in ("host", "shareable"),
+        memory_limit_bytes=size(text_at(limits, "memory")) or size(text_at(body, "mem_limit")),
         restart={"any": "always"}.get(restart or "", restart),
         lines=_lines(
             ("grace_s", body, "stop_grace_period"), ("shm_bytes", body, "shm_size"), ("restart", body, "restart"),
@@ -168,21 +158,21 @@ def _service(path: str, start: ManifestStart, launch: Launch) -> Deployment:
 
 def _container(path: str, start: ManifestStart, launch: Launch) -> Deployment:
     body, pod = start.body, start.pod
-    hook = _mapping(_mapping(body, "lifecycle"), "preStop")
-    command = _mapping(hook, "exec").get("command")
+    hook = mapping_at(mapping_at(body, "lifecycle"), "preStop")
+    command = mapping_at(hook, "exec").get("command")
     words = " ".join(word for word in command if isinstance(word, str)) if isinstance(command, list) else ""
     slept = _SLEEP.search(words)
-    before_stop = seconds(_text(_mapping(hook, "sleep"), "seconds")) or (float(slept.group(1)) if slept else 0.0)
+    before_stop = seconds(text_at(mapping_at(hook, "sleep"), "seconds")) or (float(slept.group(1)) if slept else 0.0)
     shm, mounted = _shared_memory(body, pod)
-    limits = _mapping(_mapping(body, "resources"), "limits")
-    group = _mapping(_mapping(start.owner, "spec"), "leaderWorkerTemplate")
+    limits = mapping_at(mapping_at(body, "resources"), "limits")
+    group = mapping_at(mapping_at(start.owner, "spec"), "leaderWorkerTemplate")
     return Deployment(
         file=path, launch=launch, kind="kubernetes", line=_first_line(body),
         liveness=_probe(body, "livenessProbe"), startup=_probe(body, "startupProbe"),
-        grace_s=seconds(_text(pod, "terminationGracePeriodSeconds")), before_stop_s=before_stop, drains_first=_LEAVE in words,
-        shm_bytes=shm, has_host_shm=mounted and shm is None, memory_limit_bytes=size(_text(limits, "memory")),
-        restart=_text(pod, "restartPolicy") or "Always", is_job=start.kind in ("Job", "CronJob"),
-        card=_card(pod), has_template=start.kind == LLM_SERVICE, machines=count if (count := size(_text(group, "size"))) else 1,
+        grace_s=seconds(text_at(pod, "terminationGracePeriodSeconds")), before_stop_s=before_stop, drains_first=_LEAVE in words,
+        shm_bytes=shm, has_host_shm=mounted and shm is None, memory_limit_bytes=size(text_at(limits, "memory")),
+        restart=text_at(pod, "restartPolicy") or "Always", is_job=start.kind in ("Job", "CronJob"),
+        card=_card(pod), has_template=start.kind == LLM_SERVICE, machines=size(text_at(group, "size")) or 1,
         lines=_lines(
             ("grace_s", pod, "terminationGracePeriodSeconds"), ("restart", pod, "restartPolicy"), ("memory", limits, "memory"),
             ("secrets", body, "env"), ("command", body, "command"), ("command", body, "args"),
@@ -192,23 +182,24 @@ def _container(path: str, start: ManifestStart, launch: Launch) -> Deployment:
 
 
 def _probe(body: dict[str, Tree], key: str) -> HealthProbe | None:
-    probe = _mapping(body, key)
+    probe = mapping_at(body, key)
     if not probe or not isinstance(body, LinedMapping):
         return None
-    period = seconds(_text(probe, "periodSeconds")) or 10.0
-    failures = seconds(_text(probe, "failureThreshold")) or 3.0
-    return HealthProbe(body.lines[key], seconds(_text(probe, "initialDelaySeconds")) or 0.0, period * failures)
+    period = seconds(text_at(probe, "periodSeconds")) or 10.0
+    failures = seconds(text_at(probe, "failureThreshold")) or 3.0
+    return HealthProbe(body.lines[key], seconds(text_at(probe, "initialDelaySeconds")) or 0.0, period * failures)
 
 
 def _shared_memory(body: dict[str, Tree], pod: dict[str, Tree]) -> tuple[int | None, bool]:
     """Returns the size of /dev/shm (None: no limit is set), and True if it is the host's or has a volume mounted."""
     mounts, volumes = body.get("volumeMounts"), pod.get("volumes")
-    if _text(pod, "hostIPC") in ("true", "True"):
+    if text_at(pod, "hostIPC") in ("true", "True"):
         return None, True
-    named = [_text(mount, "name") for mount in mounts if _text(mount, "mountPath") == _SHM] if isinstance(mounts, list) else []
+    listed = mounts if isinstance(mounts, list) else ()
+    named = [text_at(mount, "name") for mount in listed if text_at(mount, "mountPath") == _SHM]
     for volume in volumes if isinstance(volumes, list) and named else ():
-        if _text(volume, "name") in named:
-            return size(_text(_mapping(volume, "emptyDir"), "sizeLimit")), True
+        if text_at(volume, "name") in named:
+            return size(text_at(mapping_at(volume, "emptyDir"), "sizeLimit")), True
     return None, bool(named)
 
 
@@ -218,7 +209,7 @@ def _card(pod: dict[str, Tree]) -> str | None:
     while waiting:
         label, tree = waiting.pop()
         if isinstance(tree, dict):
-            own = _text(tree, "key") or ""
+            own = text_at(tree, "key") or ""
             waiting += [(own if key == "values" else key, value) for key, value in tree.items()]
         elif isinstance(tree, list):
             waiting += [(label, value) for value in tree]

@@ -109,12 +109,14 @@ def read_folder(folder: Path, name: str, source: str) -> ModelFiles:
 
 def with_quantization(config: dict[str, object], read: Callable[[], Mapping[str, object] | None]) -> dict[str, object]:
     """The config, with ModelOpt's hf_quant_config.json in it where the config names no quantisation."""
+    said = None if _says_how_quantised(config) else read()
+    return config | {"quantization_config": said} if said else config
+
+
+def _says_how_quantised(config: Mapping[str, object]) -> bool:
     inner = config.get("text_config")
     parts: list[Mapping[str, object]] = [config, inner] if isinstance(inner, Mapping) else [config]
-    if any(part.get(key) for part in parts for key in _QUANTIZATION_KEYS):
-        return config
-    said = read()
-    return config | {"quantization_config": said} if said else config
+    return any(part.get(key) for part in parts for key in _QUANTIZATION_KEYS)
 
 
 def read_json(path: Path, most_bytes: int) -> Mapping[str, object]:
@@ -262,11 +264,8 @@ def _find_model(name: str, hub: Callable[[], Hub] | None, revision: str | None, 
             return derived
     if derived is not None:
         return derived
-    nearest = ", ".join(nearest_names(name))
-    raise WorldFailed(
-        f"{shown}: not a folder here, not in the local Hugging Face cache and not bundled, and the hub was not to be asked;"
-        f" give a local folder with its config.json" + (f", or a bundled model such as {nearest}" if nearest else "")
-    )
+    why = "not a folder here, not in the local Hugging Face cache and not bundled, and the hub was not to be asked"
+    raise WorldFailed(f"{shown}: {why}; {instead_of(name)}")
 
 
 def _local(name: str, shown: str) -> ModelFiles | None:
@@ -374,16 +373,7 @@ def _derived(name: str) -> ModelFiles | None:
 @functools.cache
 def _quantized_names() -> Mapping[str, bool]:
     """The bundled ids, each with whether its config says how it is quantised."""
-    models = _catalogue()["models"]
-
-    def is_quantized(entry: Mapping[str, Any]) -> bool:
-        config = entry.get("config", {})
-        for part in (config, config.get("text_config") or {}):
-            if settings := [part[key] for key in _QUANTIZATION_KEYS if key in part]:
-                return bool(settings[0])
-        return "like" in entry and is_quantized(models[entry["like"]])
-
-    return {name: is_quantized(entry) for name, entry in models.items()}
+    return {name: _says_how_quantised(_bundled_config(entry)) for name, entry in _catalogue()["models"].items()}
 
 
 class BundledModel(NamedTuple):
@@ -432,20 +422,20 @@ def _bundled_config(entry: Mapping[str, Any]) -> dict[str, object]:
     return overlaid(base, unpack(entry.get("config", {})))
 
 
+def instead_of(name: str) -> str:
+    """What to give instead of a model that cannot be had."""
+    nearest = ", ".join(nearest_names(name))
+    return "give a local folder with its config.json" + (f", or a bundled model such as {nearest}" if nearest else "")
+
+
 def nearest_names(name: str, most: int = 3) -> tuple[str, ...]:
     """The bundled ids that look most like `name`, the likeliest first."""
-    from difflib import SequenceMatcher  # only for a name that is not known
+    from difflib import get_close_matches  # only for a name that is not known
 
-    wanted = name.strip("/").lower()[:200]
-    model = wanted.rsplit("/", 1)[-1]
-
-    def likeness(known: str) -> float:
-        whole = SequenceMatcher(None, wanted, known.lower()).ratio()
-        # People leave out the organisation, or get it wrong.
-        return max(whole, SequenceMatcher(None, model, known.lower().rsplit("/", 1)[-1]).ratio())
-
-    ranked = sorted(((likeness(known), known) for known in bundled_names()), key=lambda pair: (-pair[0], pair[1]))
-    return tuple(known for ratio, known in ranked[:most] if ratio >= 0.5)
+    # People leave out the organisation, or get it wrong.
+    known = {name.rpartition("/")[2].lower(): name for name in reversed(bundled_names())}
+    wanted = name.strip("/").rpartition("/")[2].lower()[:200]
+    return tuple(known[near] for near in get_close_matches(wanted, known, most, 0.5))
 
 
 def overlaid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, object]:

@@ -31,8 +31,8 @@ from plimsoll.models.files import (
     ModelFiles,
     WeightFiles,
     cache_file,
+    instead_of,
     kept,
-    nearest_names,
     own_cache,
     parse_index,
     parse_json,
@@ -173,7 +173,8 @@ class Hub:
         if self.cache is not None and (known := kept(self.cache, name, revision)) is not None:
             return known
         if self.is_offline:
-            raise WorldFailed(f"{name}: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so the hub is not asked; {_help(name)}")
+            why = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so the hub is not asked"
+            raise WorldFailed(f"{name}: {why}; {instead_of(name)}")
         files = self._fetch(name, revision)
         return files if self.cache is None else keep(self.cache, files, revision)
 
@@ -181,7 +182,7 @@ class Hub:
         answer = self._get(name, revision, CONFIG, CONFIG_MAX_BYTES)
         if answer is None:
             raise BadInput(
-                f"{name}: has no config.json on {self.host}, so it is not a model that can be planned; {_help(name)}"
+                f"{name}: has no config.json on {self.host}, so it is not a model that can be planned; {instead_of(name)}"
             )
         config = dict(parse_json(answer.body, CONFIG_MAX_BYTES, f"{name}: {CONFIG}"))
         commit = answer.commit or revision
@@ -259,19 +260,19 @@ class Hub:
         except TooLarge as error:
             raise TooLarge(f"{name}: {file}: {error}") from None
         except (TimedOut, WorldFailed) as error:
-            raise type(error)(f"{here} {error}; {_help(name)}") from None
+            raise type(error)(f"{here} {error}; {instead_of(name)}") from None
         if status in (401, 403):
             have = "HF_TOKEN was refused or has no access" if self.token else "no HF_TOKEN is set"
             why = f"{name}: {'gated' if code == 'GatedRepo' else 'gated, private or not there'} on {self.host}, and {have}"
-            raise BadInput(f"{why}; accept its licence there and set HF_TOKEN, {_help(name)}")
+            raise BadInput(f"{why}; accept its licence there and set HF_TOKEN, {instead_of(name)}")
         if status == 404 and code == "RevisionNotFound":
             raise BadInput(f"{here} has no revision {ascii(revision)[:80]} of it")
         if status == 404 and (file != CONFIG or code == "EntryNotFound"):
             return None
         if status == 404:
-            raise BadInput(f"{name}: not on {self.host}; {_help(name)}")
+            raise BadInput(f"{name}: not on {self.host}; {instead_of(name)}")
         said = "asks us to slow down (429)" if status == 429 else f"answered {status}"
-        raise WorldFailed(f"{here} {said}; try again later, or {_help(name)}")
+        raise WorldFailed(f"{here} {said}; try again later, or {instead_of(name)}")
 
 
 def _token(environment: Mapping[str, str], home: Path) -> str | None:
@@ -285,8 +286,3 @@ def _token(environment: Mapping[str, str], home: Path) -> str | None:
             return file.read(1024).strip() or None
     except (OSError, ValueError):
         return None
-
-
-def _help(name: str) -> str:
-    nearest = ", ".join(nearest_names(name))
-    return "give a local folder with its config.json" + (f", or a bundled model such as {nearest}" if nearest else "")

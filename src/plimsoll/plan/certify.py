@@ -41,18 +41,7 @@ from plimsoll.units import GIB, MIB, ceil_div, filled, round_up
 from plimsoll.unknown import Unknown
 from plimsoll.vllm.versions import Behaviour, Coverage, table
 
-# config/vllm.py _get_v2_model_runner_unsupported_features: where vLLM falls back to the first runner, by release.
-_HARMLESS = {
-    "--prefill-context-parallel-size": ("1",),
-    "--distributed-executor-backend": ("mp", "uni", "ray"),
-    "--mamba-cache-mode": ("none", "align"),
-    "--ec-transfer-config": (),
-}
-_COUNTED_CACHES = ("auto", "float16", "bfloat16", "half", "float", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
-_DOUBTFUL_SWITCHES = ("--enable-elastic-ep", "--kv-sharing-fast-prefill")
-_DRAFTS_ON_SECOND = ("eagle", "eagle3", "mtp", "deepseek_mtp")
-# Experts that 0.26 to 0.28 run on the second runner beside plan's own list.
-_EARLY_ON_SECOND = ("Inkling", "KimiK3", "LongcatFlashNgram", "DeepseekV4")
+_TEXTS = table("certify", "plan")  # phases, where vLLM's source has them, and what was counted there
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +68,13 @@ def read_limits(flags: Flags, environment: Mapping[str, str]) -> RequestLimits:
     unknown = [f"{name}: {what}" for name, what in words.items() if flags.text(name) not in (None, "0") or flags.switch(name)]
     if flags.word("--runner") in ("pooling", "draft") or flags.text("--task") not in (None, "auto", "generate"):
         unknown.append("a pooling model's step")
-    if (dtype := flags.word("--kv-cache-dtype") or "auto") not in _COUNTED_CACHES:
+    if (dtype := flags.word("--kv-cache-dtype") or "auto") not in _TEXTS["counted_caches"]:
         unknown.append(f"--kv-cache-dtype {dtype}: what kernels unpack of such a cache")
     compilation = flags.mapping("--compilation-config")
     if compilation.get("cudagraph_mm_encoder"):
         unknown.append("the encoder's CUDA graphs")
-    doubts = [name for name, harmless in _HARMLESS.items() if flags.text(name) not in (None, *harmless)]
-    doubts += [name for name in _DOUBTFUL_SWITCHES if flags.switch(name)]
+    doubts = [name for name, harmless in _TEXTS["harmless"].items() if flags.text(name) not in (None, *harmless)]
+    doubts += [name for name in _TEXTS["doubtful_switches"] if flags.switch(name)]
     doubts += ["--compilation-config"] if compilation.keys() & {"mode", "level", "pass_config"} else []
     doubts += ["--logprobs-mode"] if (flags.word("--logprobs-mode") or "").endswith("_logits") else []
     given = flags.integer("--max-logprobs")
@@ -112,15 +101,8 @@ SAMPLER_FIRST, PENALTIES_FIRST, SAMPLER_SECOND = 20, 32, 14
 SORTED_ROWS, SORTED_BYTES = 8, 60
 # Ids of prompts and outputs, padded to the longest, and the ones that are scattered (apply_penalties): 64-bit each.
 PENALTY_TOKEN_BYTES = 24
-# The side of a picture that becomes one token, and the most tokens of one picture by the makers' own processor.
-_PIXELS_PER_TOKEN = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32, "qwen3_vl_moe": 32, "qwen3_5": 32, "qwen3_5_moe": 32}
-_MOST_PICTURE_TOKENS = {"gemma3": 256, "llava": 576, **dict.fromkeys(_PIXELS_PER_TOKEN, 16384)}
-_WITHOUT_DRAFTER = ("ngram", "suffix", "ngram_gpu")
-# Models that cap their logits with a tanh: two copies while they do (model_executor/layers/logits_processor.py).
-_CAPS_LOGITS = ("gemma2", "gemma3n", "gemma4", "grok")
 TOKEN_IDS = 128  # the most of `logprob_token_ids`, sampling_params.py MAX_LOGPROB_TOKEN_IDS
 FLASHINFER_WORKSPACE = 2 * 394 * MIB  # its own and TensorRT-LLM's, made at the first batch: envs.py
-_TEXTS = table("certify", "plan")  # phases, and where vLLM's source has them
 
 
 class Phase(NamedTuple):
@@ -195,8 +177,8 @@ class LargestStep:
     @property
     def item_tokens(self) -> int:
         """The most tokens that one picture or film can have: the processor's limit, else the whole prompt."""
-        side = _PIXELS_PER_TOKEN.get(self.shape.model_type)
-        most = _MOST_PICTURE_TOKENS.get(self.shape.model_type)
+        side: int | None = _TEXTS["pixels_per_token"].get(self.shape.model_type)
+        most: int | None = _TEXTS["most_picture_tokens"].get(self.shape.model_type)
         if side is not None and self.limits.max_pixels is not None:
             most = ceil_div(self.limits.max_pixels, side * side)
         films = side is not None and self.limits.takes_video
@@ -247,7 +229,8 @@ def residents_of(step: LargestStep, held_tokens: int) -> list[CertificateTerm]:
         residents["encoder cache"] = max(batch.tokens, step.item_tokens) * step.embedding_bytes
     if settings.v2_runner:
         residents["log-probabilities of half-read prompts"] = held_tokens * step.held_bytes
-    if settings.speculative_tokens and settings.speculative and settings.speculative.get("method") not in _WITHOUT_DRAFTER:
+    drafting = settings.speculative or {}
+    if settings.speculative_tokens and drafting and drafting.get("method") not in _TEXTS["without_drafter"]:
         residents["drafted logits"] = settings.max_num_seqs * settings.speculative_tokens * vocabulary * 4
     return [step.term("residents", name, size) for name, size in residents.items()]
 
@@ -294,7 +277,8 @@ def _prompt_logprobs(step: LargestStep) -> Phase:
         return _phase(step, "prompt_logprobs", batch.tokens, per, why="why first", copies=copies)
     first = min(batch.tokens, PROMPT_CHUNK)
     last = min(batch.tokens, 2 * PROMPT_CHUNK) - first  # a chunk's logits live until the next one's are there
-    copies = 3 if step.settings.tensor_parallel > 1 else 2 if step.shape.model_type.startswith(_CAPS_LOGITS) else 1
+    capped = step.shape.model_type.startswith(tuple(_TEXTS["caps_logits"]))
+    copies = 3 if step.settings.tensor_parallel > 1 else 2 if capped else 1
     # One chunk more: an older one's piece that is in use, or a copy without the vocabulary's padding.
     fixed = (first * copies + last + first) * batch.dtype_bytes * step.vocabulary + first * chosen
     fixed += 2 * batch.tokens * step.choice_row
@@ -322,10 +306,10 @@ def unknown_terms(step: LargestStep, model: ModelFacts) -> list[str]:
     drafting = settings.speculative or {}
     method = drafting.get("method")
     doubts = list(step.limits.runner_doubts) if settings.v2_runner else []
-    drafts_on_second = method in _DRAFTS_ON_SECOND and not drafting.get("parallel_drafting")
+    drafts_on_second = method in _TEXTS["drafts_on_second"] and not drafting.get("parallel_drafting")
     if drafting and settings.v2_runner and not (drafts_on_second and settings.pipeline_parallel == 1):
         doubts.append("--speculative-config")
-    is_early = any(name.startswith(_EARLY_ON_SECOND) for name in shape.architectures)
+    is_early = any(name.startswith(tuple(_TEXTS["early_on_second"])) for name in shape.architectures)
     if is_early and not Behaviour.V2_RUNNER_ALL.is_in(settings.release):
         doubts.append(shape.architectures[0])
     if doubts and not step.limits.runner_chosen:
@@ -340,7 +324,7 @@ def unknown_terms(step: LargestStep, model: ModelFacts) -> list[str]:
         reasons.append(f"the encoder of {shape.model_type or 'this model'}: its code was not read")
     if step.encodes and len({tower.what for tower in shape.towers}) > 1:
         reasons.append("an encoder other than the one that vLLM profiles (it profiles the kind with the longest items alone)")
-    if drafting and model.drafter is None and not settings.drafts_with_own_head and method not in _WITHOUT_DRAFTER:
+    if drafting and model.drafter is None and not settings.drafts_with_own_head and method not in _TEXTS["without_drafter"]:
         reasons.append(f"the drafter {drafting.get('model', method)}: its shape could not be read")
     return reasons
 

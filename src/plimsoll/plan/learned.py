@@ -22,7 +22,7 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger, ModelFacts, Terms, added_up, neighbours_in_budget, sum_of
 from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.log_lines import PRINTED_TOLERANCE, Measured
-from plimsoll.vllm.versions import is_same_release
+from plimsoll.vllm.versions import is_same_release, table
 
 SCHEMA = "plimsoll.corrections/"
 VERSION = 1
@@ -97,19 +97,7 @@ def decoded(content: bytes, where: str) -> dict[str, Correction]:
     return {key: Correction(starts) for key, starts in found.items()}
 
 
-# How far two starts of the same command may differ beside what printing rounds away, in GiB on one GPU and on several.
-# Weights: 15.0 and 14.99 for one model. Memory outside torch: 0.225 to 0.244 over 18 H200 starts of different models,
-# 2.07 to 2.11 over five H100 starts on two GPUs. The rest is chosen in proportion, not measured.
-# `remainder` is non-torch and activation together, for logs that do not tell them apart.
-_REPEATS: dict[str, tuple[float, float]] = {
-    "weights": (0.01, 0.01),
-    "non_torch": (0.02, 0.05),
-    "activation": (0.02, 0.02),
-    "remainder": (0.03, 0.06),
-    "graphs": (0.05, 0.05),
-    "graphs_actual": (0.05, 0.05),
-    "context": (0.05, 0.1),
-}
+_REPEATS: Mapping[str, tuple[float, float]] = table("overhead", "plan")["repeats"]["gib"]
 _FARTHEST_FACTOR = 2.0
 _SHARED = "its share of what was measured for non-torch and activation together"
 _TOKEN_SIZE_TOLERANCE = 0.05

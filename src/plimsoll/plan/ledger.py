@@ -17,7 +17,7 @@ from typing import Any
 
 from plimsoll.models.shape import LayerKind, ModelShape
 from plimsoll.plan.kv import KvPlan, plan_kv
-from plimsoll.plan.kv_layers import NamedSpec, RankSpecs, specs_of_all_stages
+from plimsoll.plan.kv_layers import DTYPE_BYTES, NamedSpec, RankSpecs, specs_of_all_stages
 from plimsoll.plan.settings import SMALLER_CARD, WHOLE_ITEM_TOKENS, Card, Settings, auto_dtype_of
 from plimsoll.plan.weights import weights_from_shape
 from plimsoll.plan.weights_checkpoint import lora_bytes, weights_from_tensors, weights_from_total
@@ -70,40 +70,21 @@ def _era(row: Mapping[str, Any]) -> Era:
 
 
 ERAS: tuple[Era, ...] = tuple(map(_era, _TABLE["eras"]))
-# 0.27 and 0.28 with an encoder: 2.3 GiB stayed consumed in two starts of a 0.8B on an A100, nothing in one of a 27B there.
-_PINNED_BESIDE_ENCODER = (0.6, 2.5)
-# Of the block that the embedding's copy leaves, all stays consumed in six of seven cold starts on Blackwell RTX, at most 0.25
-# GiB in four on Ada (0.27 to 0.30). On other cards half is taken.
-_PINNED_ON_ADA_GIB = 0.12
-
-# Granite's vocabulary is not a multiple of 8 and other matrix kernels are loaded: 0.46 for 0.25 GiB on H100, 0.33 for 0.22
-# on H200.
-ODD_VOCABULARY_GIB = 0.21
-
-# Two GPUs show 2.07 to 2.11 where four show 2.17 to 2.21 (0.19.0, H100).
-TWO_GPUS_LESS_GIB = 0.09
-
-# The first engine profiled one picture or recording per sequence: GiB each, as likely and at most.
-V0_ITEM_GIB = (0.035, 0.3)
+_MEASURED: Mapping[str, Any] = {name: row["is"] for name, row in _TABLE["measured"].items()}  # there with what was seen
+_PINNED_BESIDE_ENCODER: tuple[float, float] = _MEASURED["pinned beside an encoder"]
+_PINNED_ON_ADA_GIB: float = _MEASURED["pinned on Ada"]
+ODD_VOCABULARY_GIB: float = _MEASURED["odd vocabulary"]
+TWO_GPUS_LESS_GIB: float = _MEASURED["two GPUs, less"]
+V0_ITEM_GIB: tuple[float, float] = _MEASURED["an item of the first engine"]
 V0_ITEM_TOKENS = 256
-
-# The second model runner's (V2) sampler, bytes per row and vocabulary entry: 16-bit logits and, until 0.27, their 32-bit
-# copy.
-V2_SAMPLER_BYTES = {False: 6.0, True: 2.0}
-# Its penalty counters, allocated when the model is loaded: 4 B an entry and one bit.
-V2_PENALTY_BYTES = 4.125
-
+V2_SAMPLER_BYTES = {False: 6.0, True: 2.0}  # per row and vocabulary entry: 16-bit logits and, until 0.27, their 32-bit copy
+V2_PENALTY_BYTES = 4.125  # the second runner's penalty counters, made when the model is loaded: 4 B an entry and one bit
 # CUDA graphs: GiB = fixed + per layer x layers + experts (if any) + quantised (if so), at 51 capture sizes (up to 512).
-# Least absolute deviations over the 0.19.0 campaign, by lab.fit_overhead.
-GRAPH_ACTUAL = (0.35, 0.0158, 0.304, 0.18)
-GRAPH_ESTIMATE = (0.0, 0.02, 0.28, 0.22)
-GRAPH_V2 = (0.70, 0.0088, 0.0, 0.0)  # 0.25.1, H200: 4 and 32 layers
-GRAPH_BAND_GIB = 0.35
-GRAPH_LARGEST_SIZE = 512
-GRAPH_LEAST_GIB = 0.4  # four layers took 0.41 on an H200 and were estimated at 0.40
+GRAPH_ACTUAL, GRAPH_ESTIMATE, GRAPH_V2 = map(tuple, _MEASURED["graphs: taken, estimated, second runner's"])
+GRAPH_BAND_GIB, GRAPH_LARGEST_SIZE = 0.35, 512
+GRAPH_LEAST_GIB: float = _MEASURED["least graphs"]
 FLASHINFER_GRAPH_GIB = 0.385  # its workspace is made while graphs are estimated: VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE
-# MI300X took 3.9 GiB for 35 layers, a 7900 XTX 3.7: the factor on the estimate, and the GiB to add at most.
-AMD_GRAPHS = (2.0, 3.5)
+AMD_GRAPHS: tuple[float, float] = _MEASURED["graphs on AMD"]
 
 # The most tokens of one picture or film by the makers' own processor, which vLLM profiles even where a batch is smaller. The
 # older Qwens read up to 14 frames of a film, two at a time, as many as the context holds (qwen2_vl.py).
@@ -204,7 +185,7 @@ def forward_peak(shape: ModelShape, batch: Batch, era: Era, *, compiled: bool) -
 
 
 def embedding_table(shape: ModelShape, settings: Settings) -> int:
-    return shape.vocab_size * shape.embedding_size * _DTYPE_BYTES.get(settings.model_dtype, 2) // settings.tensor_parallel
+    return shape.vocab_size * shape.embedding_size * DTYPE_BYTES.get(settings.model_dtype, 2) // settings.tensor_parallel
 
 
 def keeps_copies(settings: Settings, shape: ModelShape) -> int:
@@ -274,9 +255,6 @@ def film_tokens(shape: ModelShape, settings: Settings) -> int:
     return tokens if tokens > max(ITEM_TOKENS.get(shape.model_type, 0), settings.max_num_batched_tokens) else 0
 
 
-_DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
     """The memory that one start takes beside weights and cache, per GPU, on the rank that holds most."""
@@ -322,7 +300,7 @@ def batch_of(settings: Settings) -> Batch:
         rows=max(1, min(settings.max_num_seqs, tokens)),
         context=max(1, settings.context),
         tensor_parallel=max(1, settings.tensor_parallel),
-        dtype_bytes=_DTYPE_BYTES.get(settings.model_dtype, 2),
+        dtype_bytes=DTYPE_BYTES.get(settings.model_dtype, 2),
         is_hopper=capability >= (9, 0),
         multiprocessors=known[-1] if known else 80,
         reads_videos=settings.reads_videos,
@@ -431,7 +409,7 @@ def _buffers(shape: ModelShape, settings: Settings, *, v2: bool) -> float:
     """Returns the bytes of the runner's buffers, which vLLM counts since 0.27: penalty counters, or input embeddings."""
     if v2:
         return V2_PENALTY_BYTES * max(1, settings.max_num_seqs) * shape.vocab_size
-    return float(_DTYPE_BYTES.get(settings.model_dtype, 2) * max(1, settings.max_num_batched_tokens) * shape.hidden_size)
+    return float(DTYPE_BYTES.get(settings.model_dtype, 2) * max(1, settings.max_num_batched_tokens) * shape.hidden_size)
 
 
 def _graphs(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> tuple[Estimate, Estimate]:
@@ -487,16 +465,7 @@ def _estimate(value: float, low: float, high: float, why: str) -> Estimate:
     return Estimate(whole, max(0, min(whole, int(low))), max(whole, math.ceil(high)), why)
 
 
-# The memory a worker holds before vLLM's snapshot, GiB: 19 starts of 0.19.0 on H100 print it (0.51 on one GPU in eleven of
-# eleven, 1.53 to 2.07 with tensor parallelism). Other cards and releases: the band is widened, not measured; a public start
-# on two RTX 4090 (0.97 of the card was granted) shows that without Hopper's links it is far less.
-_CONTEXT_ALONE = (0.51, 0.25, 0.8)
-_CONTEXT_TOGETHER = (1.55, 1.0, 2.1)
-_CONTEXT_TOGETHER_ELSEWHERE = (0.6, 0.3, 1.6)
-
-# The share of a full batch's peak that torch's pool takes beyond that peak: 0.19 to 0.48 in six loads on an H200 with room to
-# spare, 0.68 in one that had a cache of a given size beside it and failed (docs/overhead.md).
-PIECES_AT_MOST = 0.7
+PIECES_AT_MOST: float = _MEASURED["pieces, at most"]  # of a full batch's peak, beyond it
 
 
 @dataclass(frozen=True, slots=True)
@@ -658,7 +627,7 @@ def _context(settings: Settings, card: Card) -> Estimate:
     several = settings.tensor_parallel * settings.pipeline_parallel > 1
     together = several and Behaviour.NCCL_BEFORE_SNAPSHOT.is_in(settings.release)
     linked = card.compute_capability is None or card.compute_capability >= (9, 0)
-    value, low, high = _CONTEXT_ALONE if not together else _CONTEXT_TOGETHER if linked else _CONTEXT_TOGETHER_ELSEWHERE
+    value, low, high = _MEASURED["context alone" if not together else "context together" if linked else "context elsewhere"]
     return Estimate(int(value * GIB), int(low * GIB), int(high * GIB), "CUDA context and NCCL before vLLM's snapshot")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import Argument, CommandLine
-from plimsoll.models.shape import LayerKind, ModelShape
+from plimsoll.models.shape import FAMILY_TABLE, LayerKind, ModelShape
 from plimsoll.units import GIB, parse_vllm_integer, parse_vllm_integer_or_auto
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of
 from plimsoll.vllm.versions import Behaviour, Coverage
@@ -25,13 +25,7 @@ V2_EARLY_DENSE = {
     Behaviour.V2_RUNNER_QWEN3: {"Qwen3ForCausalLM"}, Behaviour.V2_RUNNER_LLAMA: {"LlamaForCausalLM", "MistralForCausalLM"}
 }  # fmt: skip
 V2_EARLY_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
-# The inputs that an encoder reads, by the names that vLLM 0.32.0 marks it with.
-_BY_TOWER = {"vision": ("image", "video"), "audio": ("audio",)}
-_INPUTS = {
-    **{(name, "vision"): ("image",) for name in ("gemma3", "gemma3n", "llama4", "llava", "llava_next", "mistral3", "pixtral")},
-    ("kimi_vl", "vision"): ("image",),
-    ("kimi_k25", "vision"): ("vision_chunk",),
-}
+_READS: Mapping[str, list[str]] = FAMILY_TABLE["encoder_inputs"]["rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +266,9 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
     except ValueError:
         raise BadInput(f"VLLM_PP_LAYER_PARTITION={partition!r} is not a list of layer counts") from None
     # vLLM does not load an encoder if every kind of input it reads has a limit of 0.
-    kinds = [_INPUTS.get((shape.model_type, tower.what), _BY_TOWER.get(tower.what, (tower.what,))) for tower in shape.towers]
+    kinds: list[list[str]] = [
+        _READS.get(f"{shape.model_type} {tower.what}", _READS.get(tower.what, [tower.what])) for tower in shape.towers
+    ]
     no_inputs = bool(kinds) and all(limit_of(limits, kind) == 0 for each in kinds for kind in each)
     text_alone = Behaviour.UNREAD_TOWERS.is_in(release) and no_inputs
     rows = [(each, each.metadata["read"](flags, each.metadata["flag"])) for each in fields(Settings) if each.metadata]
@@ -290,9 +286,7 @@ def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShap
         async_scheduling=Behaviour.ASYNC_SCHEDULING.is_in(release) if runs_ahead is None else runs_ahead,
         hybrid_manager=False if flags.switch("--disable-hybrid-kv-cache-manager") else None,
         cpu_offload_gib=offloaded,
-        max_loras=(flags.at_least_one("--max-loras") if flags.text("--max-loras") else 1)
-        if flags.switch("--enable-lora")
-        else 0,
+        max_loras=flags.at_least_one("--max-loras") if flags.switch("--enable-lora") else 0,
         speculative=flags.mapping("--speculative-config") or None,
         kv_connector=str(transfer["kv_connector"]) if "kv_connector" in transfer else None,
         pipeline_partition=stages,

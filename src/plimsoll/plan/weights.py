@@ -446,7 +446,6 @@ def _experts(prefix: str, shape: ModelShape, family: Family, ranks: Ranks) -> li
     return parts
 
 
-_PROJECTIONS = frozenset({"self_attn.kv_b_proj"})
 # The settings under which a checkpoint is counted by itself: one GPU, no segment kept whole, no zero points widened.
 ONE_GPU = Settings(release=Coverage.KV_RULES.first)
 
@@ -580,7 +579,7 @@ def _sum(parts: Sequence[RankTensor], storing: StorageRules, rules: tuple[str, .
         alone = bool(rules or single) and left_alone(part.name, rules, single)
         size, scales = part_bytes(part, item, scheme, alone=alone)
         total += storing.held(size) + storing.held(scales)
-        if part.name in _PROJECTIONS and size != part.elements * item:
+        if part.name == "self_attn.kv_b_proj" and size != part.elements * item:
             total += storing.held(part.elements * item)  # vLLM keeps a 16-bit copy of a quantised kv_b for decoding
     return total
 
