@@ -114,10 +114,11 @@ def gpu_named(name: str, total_bytes: int | None = None) -> Gpu:
 
 def nearest_names(name: str, n: int = 3) -> list[str]:
     """The `n` cards whose names or aliases look most like `name`, the likeliest first."""
-    from difflib import get_close_matches  # only a misspelt name needs it
+    from difflib import SequenceMatcher  # only a misspelt name needs it
 
-    near = get_close_matches(_key(name), _by_key(), len(_by_key()), 0)
-    return list(dict.fromkeys(_by_key()[key].name for key in near))[:n]
+    wanted, gpus = _key(name), reversed(_by_key().items())
+    near = sorted(((SequenceMatcher(None, wanted, key).ratio(), gpu.name) for key, gpu in gpus), key=lambda pair: pair[0])
+    return list(dict.fromkeys(known for _, known in reversed(near)))[:n]
 
 
 def _key(name: str) -> str:

@@ -24,10 +24,6 @@ _TEXTS = table("findings", "plan")  # titles and reasons, by the names used in t
 LORA_RANKS = frozenset({1, 8, 16, 32, 64, 128, 256, 320, 512})  # config/lora.py; 1 since 0.11
 BFLOAT16_SINCE = (8, 0)  # compute capability; asked by the workers of every release
 CUDA_13_SINCE = (7, 5)  # compute capability of the oldest cards that CUDA 13 compiles for
-# Methods that read how a checkpoint was made from its own files and do not quantise while they load (as fp8 does).
-_MADE_BEFORE = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
-# Model types that vLLM refuses to serve in 16 bits of the older kind (`_FLOAT16_NOT_SUPPORTED_MODELS` of 0.32.0).
-NOT_IN_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 
 
 def _finding(
@@ -59,7 +55,7 @@ def refusals(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str], 
         yield _finding("no-kernels", release=settings.release, card=ledger.card.name, has=has, least=CUDA_13_SINCE, last=last)
     if settings.dtype == "bfloat16" and has is not None and has < BFLOAT16_SINCE:  # left to itself, vLLM takes float16 there
         yield _finding("no-bfloat16", card=ledger.card.name, has=has)
-    if method in _MADE_BEFORE and shape.quantization is None and unquantised:
+    if method in _TEXTS["made_before"] and shape.quantization is None and unquantised:
         yield _finding("not-quantised", method=method)
     if settings.max_loras and 0 < settings.max_cpu_loras < settings.max_loras:  # vLLM takes 0 as not given
         yield _finding("too-few-loras-in-host", host=settings.max_cpu_loras, slots=settings.max_loras)
@@ -403,7 +399,7 @@ def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Rep
             yield _set(settings, "max_num_batched_tokens", whole_item_tokens(shape), "one film of the default length")
         case Code.OTHER_BAD_CONFIG if _is(finding, "too-few-loras-in-host"):
             yield _set(settings, "max_cpu_loras", settings.max_loras, "as many as the GPU holds")
-        case Code.OTHER_UNSUPPORTED_GPU if _is(finding, "no-bfloat16") and shape.model_type not in NOT_IN_FLOAT16:
+        case Code.OTHER_UNSUPPORTED_GPU if _is(finding, "no-bfloat16") and shape.model_type not in _TEXTS["not_in_float16"]:
             yield _set(settings, "dtype", "float16", "16 bits that every card has; some models overflow in it")
         case Code.STARTUP_GRAPH_CAPTURE if _is(finding, "more-sequences-than-states"):
             if blocks > 0:
