@@ -39,6 +39,27 @@ def test_another_programs_failure_at_either_end_turns_no_verdict(name: str) -> N
             assert verdict(diagnose([log_of_bytes("x", text)])) == before, record
 
 
+RECORD = "2026-11-18 12:00:03,441 INFO [launcher] starts vllm with these flags:"
+RAISED = [
+    "Traceback (most recent call last):", '  File "/opt/vllm/v1/core/kv_cache_utils.py", line 9, in check', "    raise ValueError(",
+    "ValueError: 4.00 GiB KV cache is needed, which is larger than the available KV cache memory (1.20 GiB).",
+]  # fmt: skip
+
+
+@each(("lines", "code"), [
+    ([RECORD, *RAISED], "startup.context-too-long"),
+    ([*RAISED[:2], RECORD, "on port 8000", *RAISED[2:]], "startup.context-too-long"),
+    ([*RAISED[:3], RECORD, *RAISED[3:]], "startup.context-too-long"),
+    ([RECORD, "usage: vllm serve [-h]", "vllm serve: error: unrecognized arguments: --foo 1"], "startup.bad-flag"),
+    ([RECORD.rstrip(":"), "terminate called after throwing", "  what():  CUDA error: an illegal memory access was encountered"],
+     "other.illegal-access"),
+])  # fmt: skip
+def test_the_servers_own_end_below_another_loggers_record_is_its_own(lines: list[str], code: str) -> None:
+    """A traceback, also one that the record broke into, the parser's refusal and a crash in native code."""
+    begins = "INFO 11-15 08:00:00 [api_server.py:1] vLLM API server version 0.11.0"
+    assert verdict(diagnose([log_of_bytes("x", "\n".join([begins, *lines]).encode())]))[1] == code
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_harmless_records_in_every_capture(tmp_path: Path) -> None:

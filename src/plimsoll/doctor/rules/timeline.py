@@ -499,7 +499,7 @@ _STRANGER = re.compile(
 )
 _STRANGERS_BEGIN = frozenset("{tIWEF")
 # Where another logger's record begins without a level that is known; and what has a level and is the server's: uvicorn, torch.
-_BEGINS_RECORD = re.compile(r"\S.{0,23}?\b\d\d:\d\d:\d\d\b|\d\d:\d\d:\d\d\b|[=*#]{2}|-{3,}(?!>)|>>> ")
+_BEGINS_RECORD = re.compile(r"\S.{0,23}?\b\d\d:\d\d:\d\d\b|\d\d:\d\d:\d\d\b|[=*#]{2}|-{3,}(?![->])|>>> ")
 _IS_SERVERS = re.compile(r"INFO: {5}|WARNING: {2}|ERROR: {4}|\[?[IWEF]\d{4} ")
 
 
