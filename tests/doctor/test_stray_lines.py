@@ -41,7 +41,7 @@ def test_another_programs_failure_at_either_end_turns_no_verdict(name: str) -> N
 
 RECORD = "2026-11-18 12:00:03,441 INFO [launcher] starts vllm with these flags:"
 RAISED = [
-    "Traceback (most recent call last):", '  File "/opt/vllm/v1/core/kv_cache_utils.py", line 9, in check', "    raise ValueError(",
+    "Traceback (most recent call last):", '  File "/opt/vllm/v1/core/kv_cache_utils.py", line 9, in f', "    raise ValueError(",
     "ValueError: 4.00 GiB KV cache is needed, which is larger than the available KV cache memory (1.20 GiB).",
 ]  # fmt: skip
 
