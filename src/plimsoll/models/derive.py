@@ -25,12 +25,11 @@ _QUANTIZED = re.compile(rf"[-_.]{FAMILY_TABLE['quantised_names']['word']}(?=[-_.
 _ANOTHER_MODEL = re.compile(FAMILY_TABLE["finetuned_names"]["another_model"])
 # Endings of one model's editions, which share a shape: tuned for instructions, dated, in another format.
 _EDITION = r"instruct|it|chat|base|thinking|reasoning|hf|pt|text|2\d{3}|[01]\d{3}|0[1-9]-20\d\d"
-# Endings that do not change the shape: a drafter, the engine or card the model was made for, removed refusals, a file of a GGUF
-# repository.
-_ASIDE = r"[-_.](?:mtp|dspark|vllm|sglang|dynamo|rtx-?\d{4}|abliterated|uncensored|heretic)|:[\w.-]+"
+# Endings that do not change the shape: a head that drafts, the engine or card it was made for, removed refusals, a GGUF file.
+_ASIDE = r"[-_.](?:mtp|vllm|sglang|dynamo|rtx-?\d{4}|abliterated|uncensored|heretic)|:[\w.-]+"
 # A name's words: sizes and versions stay whole, a family and the version written against it are two.
-_WORD = re.compile(r"a\d+(?:\.\d+)?b|\d+x\d+(?:\.\d+)?b|v\d+(?:[._]\d+)*|\d+(?:[._]\d+)?[a-z]*|[a-z]+")
-_SIZE = re.compile(r"a?\d+(?:\.\d+)?[bt]|\d+x\d+(?:\.\d+)?b|\d+e|\d\d+m")
+_WORD = re.compile(r"[ae]\d+(?:\.\d+)?b|\d+x\d+(?:\.\d+)?b|v\d+(?:[._]\d+)*|\d+(?:[._]\d+)?[a-z]*|[a-z]+")
+_SIZE = re.compile(r"[ae]?\d+(?:\.\d+)?[bt]|\d+x\d+(?:\.\d+)?b|\d+e|\d\d+m")
 # Makers whose own checkpoints are quantised: without a file it is unknown how much of one is.
 _BORN_QUANTISED = ("deepseek", "kimi", "minimax", "gpt-oss", "mistral", "ministral", "devstral", "magistral")
 _NOT_QUANTISED_ALIKE = (
