@@ -130,6 +130,7 @@ _HEADER = r"^\s{0,4}[^\w\s] (?P<unit>[\w@.\\:\-]{1,150}\.(?:service|scope))"
 _CODE = r"code=(?P<how>exited|killed|dumped)(?:, (?:status=(?P<status>\d{1,5})|signal=(?P<signal>[A-Z]{2,9})))?"
 _NUMBERS = {name.removeprefix("SIG"): number for number, name in words("names")["signals"].items()}
 _SYSTEM_UNITS = tuple(words("names")["supervisors"]["system_units"])
+_FRAME = "-packages/vllm/"  # of a traceback, where a server ended before its first record
 _SYSTEMD_GATE = (".service", ".scope", "code=", "Active: failed")
 
 
@@ -253,7 +254,7 @@ def read_systemd(log: Log) -> PodFacts:
     named = dict.fromkeys((*units.endings, *units.restarts, *units.limits, *units.timeouts, *units.stops))
     candidates = [unit for unit in named if not unit.lower().startswith(_SYSTEM_UNITS)]
     # Beside a server's log that is no journal, a unit of another name is another's.
-    is_beside = any(line.place and not line.server for line in log.lines)
+    is_beside = any((line.place or _FRAME in line.text) and not line.server for line in log.lines)
     ours = [unit for unit in candidates if "vllm" in unit.lower()] or ([] if is_beside else candidates)
     counts = max((units.restarts[unit] for unit in ours if unit in units.restarts), key=lambda some: some[-1][0], default=[])
     times = [line.at for _, line in counts if line.at is not None]
