@@ -193,11 +193,13 @@ def _python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_is_not_installed_is_named_with_what_brings_it(tmp_path: Path) -> None:
     """numpy for simulate, the packages of a stand-in for standin and demo: one line with the command that mends it."""
-    (tmp_path / "numpy.py").write_text("raise ImportError('not here')\n", encoding="utf-8")
     code = "from plimsoll.cli.main import main; sys.exit(main(['simulate', 'synthetic:requests=20']))"
-    done = _python(code, PYTHONPATH=str(tmp_path))
-    wanted = "plimsoll: simulate needs numpy and numba: pip install 'plimsoll-line[simulate]'\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
+    wanted = "simulate needs numpy and numba: pip install 'plimsoll-line[simulate]'"
+    broken = "numpy cannot be imported: not here"  # it is there, and a library of the system is not
+    for error, exit_code, says in (("ModuleNotFoundError", 2, wanted), ("ImportError", 3, broken)):
+        (tmp_path / "numpy.py").write_text(f"raise {error}('not here')\n", encoding="utf-8")
+        done = _python(code, PYTHONPATH=str(tmp_path))
+        assert (done.returncode, done.stdout, done.stderr) == (exit_code, "", f"plimsoll: {says}\n")
     missing = "numpy pydantic starlette uvicorn uvloop httptools".split()
     for command in ("standin", "demo"):
         code = (
