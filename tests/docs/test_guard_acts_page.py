@@ -35,17 +35,17 @@ def blocks(language: str) -> list[str]:
 
 def words(steps: tuple[Step, ...]) -> str:
     """A course as the page writes it."""
-    return ", ".join(f"`{step}`" for step in steps)
+    return " ".join(steps)
 
 
 def test_the_tables_of_steps_ends_and_conditions_are_those_of_the_code() -> None:
     """Every step once, in its words, as often as it is tried, in the order of every action; each end, each reason to act."""
     assert f"{write_guard_page.STEPS_BEGIN}\n{write_guard_page.steps()}\n" in PAGE
     assert write_guard_page.steps().count("\n") == len(Step) + 1
-    assert f"- a restart of one that serves: {words(SERVING)}\n" in PAGE
-    assert f"- of one that serves nobody: {words(BROKEN)}\n" in PAGE
-    for grade in (Grade.SHED, Grade.COMPACT):
-        assert f"- {grade}: {words(COURSES[grade][0])}\n" in PAGE
+    courses = {"restart of one that serves": SERVING, "restart of one that serves nobody": BROKEN}
+    courses |= {str(grade): COURSES[grade][0] for grade in (Grade.SHED, Grade.COMPACT)}
+    for name, steps in courses.items():
+        assert f"\n{name:<36}{words(steps)}\n" in PAGE
     for end in End:
         assert f"\n| `{end}` | " in PAGE
     for kind, grade in GRADES.items():
@@ -80,7 +80,7 @@ def test_the_example_of_the_budget_is_reckoned_right() -> None:
         if not spent(restarts, "a", ActPolicy(), minute * 60.0):
             restarts.append(Restart(minute * 60.0, "a"))
     shown = "  ".join(f"{int(one.at // 3600)}:{int(one.at % 3600 // 60):02}" for one in restarts)
-    assert between("<!-- budget:", "The fleet's budget").split("-->")[1].strip() == shown
+    assert between("<!-- budget:", "The fleet's budget").split("-->")[1].strip() == f"```text\n{shown}\n```"
 
 
 @each("step", Step)
