@@ -1,4 +1,4 @@
-"""The pages of plan, simulate and tune in Chromium: drawn, silent, within a phone's width, and readable by everybody."""
+"""The pages of plan and simulate in Chromium: drawn, silent, within a phone's width, and readable by everybody."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from tests.real.page_browser import tab
 
 pytestmark = pytest.mark.real
 SERVE = "--gpu L4 --vllm 0.32.0 {} -- vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
-TRAFFIC = "synthetic:requests=60,rate=0.8,prompt=1000,output=100,prompt_max=4096,seed=3"
 COMMANDS = {
     "plan": "plan " + SERVE,
     "simulate": "simulate synthetic:requests=200,rate=20,prompt=900,output=140,seed=1 --num-blocks 900 {}",
-    "tune": f"tune {TRAFFIC} max_num_seqs=16,32 max_num_batched_tokens=512,2048 block_size=16 " + SERVE,
 }
-DRAWN = {"plan": ("svg .band", 4), "simulate": ("svg .line", 6), "tune": ("svg .dot", 4)}
+DRAWN = {"plan": ("svg .band", 4), "simulate": ("svg .line", 6)}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
