@@ -110,7 +110,7 @@ def test_advice_replays_what_this_engine_has_just_served(tmp_path: Path, record_
         advice, why_not = asyncio.run(advisor.advise(about))
         print(advice or why_not)
         record_property("figures", advice or why_not)
-        counted = re.search(r" of (\d+) ", advice or why_not)
+        counted = re.search(r" of (\d+)\b", advice or why_not)
         assert counted is not None, why_not
         assert BURST // 2 <= int(counted[1]) <= BURST + 4, "the replay begins where the engine was idle"
         if not advice:  # a busy machine: the clock does not fit, or the gain is within its error, and it says so
